@@ -1,0 +1,2 @@
+//! The `fencing` program.
+fn main() {}

@@ -1,0 +1,14 @@
+//! The lock endpoint: grants leases with strictly increasing tokens.
+
+pub mod api;
+mod owner_token;
+#[cfg(feature = "server")]
+pub mod rules;
+#[cfg(feature = "server")]
+mod store;
+
+#[cfg(feature = "server")]
+pub use self::owner_token::OwnerTokenHash;
+pub use self::owner_token::{InvalidOwnerToken, OwnerToken};
+#[cfg(feature = "server")]
+pub use self::store::{Acquired, Held, LockStore, StoreError};

@@ -1,0 +1,104 @@
+//! The store behind the lock endpoint.
+
+use std::error::Error as StdError;
+use std::fmt;
+use std::time::Duration;
+
+use futures_core::future::BoxFuture;
+
+use super::OwnerTokenHash;
+use super::rules::{Ask, Grant, Refusal};
+use crate::{Resource, Token};
+
+/// A store of locks: grants, renews and releases, each in one atomic and durable step.
+///
+/// There is no SQL in this trait: a consensus store fits it too. The trait is object safe. What
+/// each step decides is written down once, in [`rules`](super::rules).
+///
+/// # Cancellation
+///
+/// A step whose future is dropped may or may not have been taken; it is never half taken. The
+/// endpoint runs each to its end.
+pub trait LockStore: fmt::Debug + Send + Sync + 'static {
+    /// Grants `resource`, or tells why not.
+    fn acquire<'a>(
+        &'a self,
+        resource: &'a Resource,
+        ask: &'a Ask,
+    ) -> BoxFuture<'a, Result<Acquired, StoreError>>;
+
+    /// Extends the live grant of the secret. The token stays.
+    fn renew<'a>(
+        &'a self,
+        resource: &'a Resource,
+        secret: &'a OwnerTokenHash,
+        ttl: Duration,
+    ) -> BoxFuture<'a, Result<Result<Held, Refusal>, StoreError>>;
+
+    /// Ends the live grant of the secret. Asked again for the last grant, it answers the same.
+    fn release<'a>(
+        &'a self,
+        resource: &'a Resource,
+        secret: &'a OwnerTokenHash,
+    ) -> BoxFuture<'a, Result<Result<(), Refusal>, StoreError>>;
+
+    /// The live grant of `resource`.
+    fn show<'a>(
+        &'a self,
+        resource: &'a Resource,
+    ) -> BoxFuture<'a, Result<Option<Held>, StoreError>>;
+
+    /// The highest token granted for `resource`, or the floor where that is higher; `None` when
+    /// neither exists.
+    fn highest_token<'a>(
+        &'a self,
+        resource: &'a Resource,
+    ) -> BoxFuture<'a, Result<Option<Token>, StoreError>>;
+}
+
+/// A live grant, at a time of the store's clock.
+#[derive(Clone, Debug)]
+pub struct Held {
+    /// The fencing token.
+    pub token: Token,
+    /// The grant.
+    pub grant: Grant,
+    /// The time it was looked at, milliseconds since the Unix epoch.
+    pub now: i64,
+}
+
+/// The answer to an acquire.
+#[derive(Clone, Debug)]
+pub enum Acquired {
+    /// Granted, durably.
+    Granted(Held),
+    /// Another holds it for this long, unless it renews or releases.
+    Held(Duration),
+    /// The owner token had its grant, which has ended.
+    Spent,
+    /// The tokens of this resource are used up.
+    Exhausted,
+}
+
+/// The store of locks did not answer. Whether the step was taken is not known.
+#[derive(Debug)]
+pub struct StoreError(Box<dyn StdError + Send + Sync>);
+
+impl StoreError {
+    /// Keeps what it came from, for logs. It is never shown to a client.
+    pub fn new(source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
+        Self(source.into())
+    }
+}
+
+impl fmt::Display for StoreError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the store of locks did not answer")
+    }
+}
+
+impl StdError for StoreError {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        Some(&*self.0)
+    }
+}
