@@ -15,6 +15,8 @@ mod problem;
 mod resource;
 #[cfg(feature = "_sql")]
 pub mod sql;
+#[cfg(feature = "testing")]
+pub mod testing;
 mod token;
 
 pub use self::claim::{Claim, ClaimState, Verdict};
