@@ -1,12 +1,16 @@
 //! The lock endpoint: grants leases with strictly increasing tokens.
 
 pub mod api;
+#[cfg(feature = "testing")]
+mod memory;
 mod owner_token;
 #[cfg(feature = "server")]
 pub mod rules;
 #[cfg(feature = "server")]
 mod store;
 
+#[cfg(feature = "testing")]
+pub use self::memory::MemoryLocks;
 #[cfg(feature = "server")]
 pub use self::owner_token::OwnerTokenHash;
 pub use self::owner_token::{InvalidOwnerToken, OwnerToken};

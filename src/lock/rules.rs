@@ -63,7 +63,7 @@ pub struct Ask {
     pub owner: String,
     /// The hash of the secret of the grant to be.
     pub owner_token_hash: OwnerTokenHash,
-    /// How long the grant shall live.
+    /// How long the grant shall live, in whole milliseconds, at least one.
     pub ttl: Duration,
     /// How long it may be held in all.
     pub max_hold: Option<Duration>,
@@ -72,8 +72,10 @@ pub struct Ask {
 /// The answer to an acquire.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Acquire {
-    /// Write this row, commit, then answer with its grant.
+    /// A new grant: write this row, commit, then answer with it.
     Granted(Row),
+    /// The live grant of the same owner token, extended: write, commit and answer likewise.
+    Repeated(Row),
     /// Another holds it for this long, unless it renews or releases.
     Held(Duration),
     /// The owner token had its grant, which has ended.
@@ -91,7 +93,7 @@ pub fn acquire(row: Option<Row>, floor: i64, now: i64, ask: &Ask) -> Acquire {
         match (grant.is_live(now), same) {
             (true, true) => {
                 grant.extend(now, ask.ttl);
-                return Acquire::Granted(Row { token, grant: Some(grant) });
+                return Acquire::Repeated(Row { token, grant: Some(grant) });
             }
             (true, false) => return Acquire::Held(grant.remaining(now)),
             (false, true) => return Acquire::Spent,
@@ -179,6 +181,13 @@ pub fn release(
     Err(Refusal::NotHeld)
 }
 
+/// The grant that holds the resource at `now`, with its token.
+#[must_use]
+pub fn live(row: Option<Row>, now: i64) -> Option<(i64, Grant)> {
+    let row = row?;
+    Some((row.token, row.grant.filter(|grant| grant.is_live(now))?))
+}
+
 /// The highest token that can have been granted; `None` when there is none.
 #[must_use]
 pub fn highest_token(row: Option<&Row>, floor: i64) -> Option<Token> {
@@ -188,3 +197,6 @@ pub fn highest_token(row: Option<&Row>, floor: i64) -> Option<Token> {
 fn add(at: i64, duration: Duration) -> i64 {
     at.saturating_add(i64::try_from(duration.as_millis()).unwrap_or(i64::MAX))
 }
+
+#[cfg(test)]
+mod tests;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures_core::future::BoxFuture;
 
 use super::OwnerTokenHash;
-use super::rules::{Ask, Grant, Refusal};
+use super::rules::{Acquire, Ask, Grant, Refusal, Row};
 use crate::{Resource, Token};
 
 /// A store of locks: grants, renews and releases, each in one atomic and durable step.
@@ -67,17 +67,51 @@ pub struct Held {
     pub now: i64,
 }
 
+impl Held {
+    /// A grant out of a store.
+    ///
+    /// # Errors
+    ///
+    /// When `token` is no token: a granted row has one.
+    pub fn new(token: i64, grant: Grant, now: i64) -> Result<Self, StoreError> {
+        Ok(Self { token: Token::new(token).map_err(StoreError::new)?, grant, now })
+    }
+}
+
 /// The answer to an acquire.
 #[derive(Clone, Debug)]
 pub enum Acquired {
-    /// Granted, durably.
+    /// Granted anew, durably.
     Granted(Held),
+    /// The live grant of the same owner token, extended, durably.
+    Repeated(Held),
     /// Another holds it for this long, unless it renews or releases.
     Held(Duration),
     /// The owner token had its grant, which has ended.
     Spent,
     /// The tokens of this resource are used up.
     Exhausted,
+}
+
+impl Acquired {
+    /// The answer that goes with a decision of the rules, once it is written and committed.
+    ///
+    /// # Errors
+    ///
+    /// When a granted row has no token or no grant, which the rules never make.
+    pub fn new(decision: Acquire, now: i64) -> Result<Self, StoreError> {
+        let held = |row: Row| match row.grant {
+            Some(grant) => Held::new(row.token, grant, now),
+            None => Err(StoreError::new("a granted row has no grant")),
+        };
+        Ok(match decision {
+            Acquire::Granted(row) => Self::Granted(held(row)?),
+            Acquire::Repeated(row) => Self::Repeated(held(row)?),
+            Acquire::Held(remaining) => Self::Held(remaining),
+            Acquire::Spent => Self::Spent,
+            Acquire::Exhausted => Self::Exhausted,
+        })
+    }
 }
 
 /// The store of locks did not answer. Whether the step was taken is not known.
