@@ -199,6 +199,15 @@ enum Reason {
     NotUtf8,
 }
 
+impl InvalidResource {
+    #[cfg(feature = "axum")]
+    pub(crate) const TOO_LONG: Self = Self(Reason::TooLong);
+    #[cfg(feature = "axum")]
+    pub(crate) const NOT_UTF8: Self = Self(Reason::NotUtf8);
+    #[cfg(feature = "axum")]
+    pub(crate) const PERCENT_ENCODING: Self = Self(Reason::PercentEncoding);
+}
+
 impl fmt::Display for InvalidResource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.0 {

@@ -1,0 +1,125 @@
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use futures_core::future::BoxFuture;
+use http::{HeaderName, HeaderValue, Request, Response};
+use pin_project_lite::pin_project;
+use tower_service::Service;
+
+use super::admit::Config;
+use crate::marks::MarksError;
+use crate::{Claim, ClaimState, Problem, Verdict};
+
+pin_project! {
+    /// The future of a response of a [`Fence`](super::Fence).
+    ///
+    /// Dropped while the store of marks is asked, the inner service is never called; the mark may
+    /// or may not have been raised.
+    pub struct ResponseFuture<S, B>
+    where
+        S: Service<Request<B>>,
+    {
+        #[pin]
+        state: State<S, B, S::Future>,
+    }
+}
+
+pin_project! {
+    #[project = StateProj]
+    enum State<S, B, F> {
+        Inner { #[pin] future: F, echo: Option<Echo> },
+        // Boxed, so that who does not have to wait does not carry the room for it.
+        Waiting { waiting: Option<Box<Waiting<S, B>>> },
+        Refused { problem: Option<Problem> },
+    }
+}
+
+/// A claim the store has not answered yet, and all that is needed to go on when it has.
+pub(super) struct Waiting<S, B> {
+    pub(super) check: BoxFuture<'static, Result<Verdict, MarksError>>,
+    pub(super) service: S,
+    pub(super) request: Request<B>,
+    pub(super) echo: Echo,
+    pub(super) config: Arc<Config>,
+}
+
+/// The token header of an accepted request, for its response.
+pub(super) struct Echo {
+    pub(super) name: HeaderName,
+    pub(super) value: HeaderValue,
+    pub(super) claim: Claim,
+}
+
+impl Echo {
+    /// Not when the claim turned out to be stale further in, in the handler's transaction: the
+    /// header says that the token was accepted.
+    fn put<R>(self, response: &mut Response<R>) {
+        if self.claim.state() != ClaimState::Stale {
+            response.headers_mut().insert(self.name, self.value);
+        }
+    }
+}
+
+impl<S: Service<Request<B>>, B> ResponseFuture<S, B> {
+    pub(super) fn inner(future: S::Future, echo: Option<Echo>) -> Self {
+        Self { state: State::Inner { future, echo } }
+    }
+
+    pub(super) fn waiting(waiting: Waiting<S, B>) -> Self {
+        Self { state: State::Waiting { waiting: Some(Box::new(waiting)) } }
+    }
+
+    pub(super) fn refused(problem: Problem) -> Self {
+        Self { state: State::Refused { problem: Some(problem) } }
+    }
+}
+
+impl<S, B, R> Future for ResponseFuture<S, B>
+where
+    S: Service<Request<B>, Response = Response<R>>,
+    R: From<Bytes>,
+{
+    type Output = Result<Response<R>, S::Error>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut state = self.project().state;
+        loop {
+            match state.as_mut().project() {
+                StateProj::Inner { future, echo } => {
+                    let mut response = ready!(future.poll(cx))?;
+                    if let Some(echo) = echo.take() {
+                        echo.put(&mut response);
+                    }
+                    return Poll::Ready(Ok(response));
+                }
+                StateProj::Waiting { waiting } => {
+                    let Some(asked) = waiting else { return Poll::Pending };
+                    let answer = ready!(asked.check.as_mut().poll(cx));
+                    let Some(asked) = waiting.take() else { return Poll::Pending };
+                    let Waiting { mut service, request, echo, config, .. } = *asked;
+                    if let Err(problem) = config.judge(&echo.claim, answer) {
+                        return Poll::Ready(Ok(problem.into_http()));
+                    }
+                    let future = service.call(request);
+                    state.set(State::Inner { future, echo: Some(echo) });
+                }
+                // Polled after its end, a future may stay pending, which is kinder than a panic.
+                StateProj::Refused { problem } => {
+                    return problem
+                        .take()
+                        .map_or(Poll::Pending, |it| Poll::Ready(Ok(it.into_http())));
+                }
+            }
+        }
+    }
+}
+
+impl<S: Service<Request<B>>, B> fmt::Debug for ResponseFuture<S, B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ResponseFuture").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,142 @@
+use std::fmt;
+use std::sync::Arc;
+
+use http::HeaderName;
+use http::request::Parts;
+use tower_layer::Layer;
+
+use super::X_FENCING_TOKEN;
+use super::admit::{Config, Options};
+use super::resolve::Resolver;
+use super::service::Fence;
+use crate::marks::Marks;
+use crate::{Problem, Resource};
+
+/// A [`Layer`] that lets a request through only if its token is not below the mark of the
+/// resource. See the [module](super).
+///
+/// Cloning is cheap, and clones share the marks.
+#[derive(Clone)]
+#[must_use = "a layer that wraps nothing fences nothing"]
+pub struct FenceLayer<R = Resolver> {
+    marks: Arc<dyn Marks>,
+    options: Options,
+    resolver: R,
+}
+
+/// In place of the [`Resolver`] of a [`FenceLayer`] that was not told yet what it protects. It is
+/// no [`Layer`] until then.
+#[derive(Clone, Copy, Debug)]
+pub struct NoResource(());
+
+impl FenceLayer<NoResource> {
+    /// A layer over `marks`. Say next what it protects: `resource` or
+    /// [`resource_with`](Self::resource_with).
+    ///
+    /// `Arc<dyn Marks>` is a store of marks too. Layers that protect the same resources must share
+    /// one store.
+    pub fn new(marks: impl Marks) -> Self {
+        let options = Options {
+            header: X_FENCING_TOKEN,
+            require_on_safe_methods: false,
+            hide_last_token: false,
+        };
+        Self { marks: Arc::new(marks), options, resolver: NoResource(()) }
+    }
+
+    /// Protects the resource that `template` makes of the path parameters of axum:
+    /// `inventory:item:{id}` under the route `/inventory/{id}` is `inventory:item:1234` for
+    /// `/inventory/1234`.
+    ///
+    /// Parameters are percent-decoded. What a route has as `{*rest}` is `{rest}` here. Two
+    /// different sets of values never make the same name: with more than one parameter, a value
+    /// that has in it the text that follows its parameter is refused with 400
+    /// `invalid-resource`, and parameters must not touch (`{a}{b}`).
+    ///
+    /// # Errors
+    ///
+    /// A template that cannot be right (a brace without its partner, say) is logged as an error
+    /// here and answered with 500 `misconfigured` from then on. So is, at each request, a template
+    /// with a parameter that the route does not have, or has twice.
+    #[cfg(feature = "axum")]
+    pub fn resource(self, template: &str) -> FenceLayer {
+        self.resolved_by(Resolver::template(template))
+    }
+
+    /// Protects the resource that `resolve` makes of the head of the request, for any tower
+    /// service.
+    ///
+    /// The problem it returns is the answer to the request: `?` on
+    /// [`Resource::from_path_segment`] or [`Resource::new`] gives 400 `invalid-resource`.
+    /// Inside a nested axum router `parts.uri` is without the prefix.
+    ///
+    /// ```
+    /// use fencing::guard::FenceLayer;
+    /// use fencing::marks::MemoryMarks;
+    /// use fencing::{Problem, ProblemKind, Resource};
+    ///
+    /// let layer = FenceLayer::new(MemoryMarks::ephemeral()).resource_with(
+    ///     |parts: &http::request::Parts| {
+    ///         let file = parts.uri.path().strip_prefix("/files/");
+    ///         let file = file.ok_or(Problem::new(ProblemKind::INVALID_RESOURCE))?;
+    ///         Ok(Resource::from_path_segment(file)?)
+    ///     },
+    /// );
+    /// # let _ = layer;
+    /// ```
+    pub fn resource_with<F>(self, resolve: F) -> FenceLayer
+    where
+        F: Fn(&Parts) -> Result<Resource, Problem> + Send + Sync + 'static,
+    {
+        self.resolved_by(Resolver::function(resolve))
+    }
+
+    fn resolved_by(self, resolver: Resolver) -> FenceLayer {
+        FenceLayer { marks: self.marks, options: self.options, resolver }
+    }
+}
+
+impl<R> FenceLayer<R> {
+    /// Reads the token from another header than `X-Fencing-Token`, and echoes it there.
+    pub fn header(mut self, name: HeaderName) -> Self {
+        self.options.header = name;
+        self
+    }
+
+    /// Whether a request with a safe method (GET, HEAD, OPTIONS, TRACE) needs a token too. Without
+    /// this it may come without one, and then passes unchecked.
+    pub fn require_on_safe_methods(mut self, require: bool) -> Self {
+        self.options.require_on_safe_methods = require;
+        self
+    }
+
+    /// Whether the answer to a stale token keeps the mark to itself, where callers may not learn
+    /// the tokens of others. The log still has it.
+    pub fn hide_last_token(mut self, hide: bool) -> Self {
+        self.options.hide_last_token = hide;
+        self
+    }
+}
+
+impl<S> Layer<S> for FenceLayer {
+    type Service = Fence<S>;
+
+    fn layer(&self, inner: S) -> Fence<S> {
+        let config = Config {
+            marks: Arc::clone(&self.marks),
+            options: self.options.clone(),
+            resolver: self.resolver.clone(),
+        };
+        Fence::new(inner, Arc::new(config))
+    }
+}
+
+impl<R: fmt::Debug> fmt::Debug for FenceLayer<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FenceLayer")
+            .field("marks", &self.marks)
+            .field("options", &self.options)
+            .field("resolver", &self.resolver)
+            .finish()
+    }
+}
