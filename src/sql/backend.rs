@@ -1,0 +1,166 @@
+use std::fmt;
+use std::future::Future;
+
+use sqlx::SqlStr;
+use sqlx::error::DatabaseError;
+
+use super::tables::Text;
+use super::{FenceOptions, Tables};
+use crate::{Claim, Resource, Verdict};
+
+/// A database that can fence: [`Sqlite`](sqlx::Sqlite), [`Postgres`](sqlx::Postgres) and
+/// [`MySql`](sqlx::MySql), each behind the feature of its name. Sealed.
+pub trait FencedDatabase: Backend {}
+
+/// What differs from one database to the next. Sealed: it lies in a private module.
+pub trait Backend: sqlx::Database {
+    /// What a transaction has changed on its connection, to be taken back before another gets it.
+    type Session: Default + fmt::Debug + Send + Sync + Unpin + 'static;
+
+    /// Its place in the list of texts of a [`Tables`].
+    const SLOT: usize;
+    /// What identifiers are quoted with.
+    const QUOTE: char;
+    /// The statements, as templates. The implementation finds them by their place.
+    const TEMPLATES: &'static [&'static str];
+    /// The migrations in order, as templates; the first has the version 1.
+    const MIGRATIONS: &'static [&'static str];
+
+    /// Begins a transaction that can write, with the bounds and isolation of `options`.
+    fn begin<'a>(
+        conn: &'a mut Self::Connection,
+        session: &'a mut Self::Session,
+        options: &'a FenceOptions,
+    ) -> impl Future<Output = Result<(), sqlx::Error>> + Send + 'a;
+
+    /// Raises the mark, in a transaction. `Accepted` means that the mark row was written by it.
+    fn advance<'a>(
+        conn: &'a mut Self::Connection,
+        text: &'a Text,
+        claim: &'a Claim,
+        route: Route,
+    ) -> impl Future<Output = Result<Verdict, sqlx::Error>> + Send + 'a;
+
+    /// Commits. On success and on every error but [`NotCommitted::Unknown`] the transaction has
+    /// ended.
+    fn commit<'a>(
+        conn: &'a mut Self::Connection,
+        session: &'a mut Self::Session,
+    ) -> impl Future<Output = Result<(), NotCommitted>> + Send + 'a;
+
+    /// Rolls back whatever is open, finishes whatever is in flight, takes back what the session
+    /// was given. After `Ok` the connection is as good as new.
+    fn reset<'a>(
+        conn: &'a mut Self::Connection,
+        session: &'a mut Self::Session,
+    ) -> impl Future<Output = Result<(), sqlx::Error>> + Send + 'a;
+
+    /// Called at once when a transaction was dropped at `stage`, before anything else happens on
+    /// the connection. `false`: it must be closed, [`reset`](Self::reset) would not be enough.
+    fn can_reset(conn: &mut Self::Connection, stage: Stage) -> bool;
+
+    /// The committed mark of a resource, read outside of a transaction.
+    fn last_token<'a>(
+        conn: &'a mut Self::Connection,
+        text: &'a Text,
+        resource: &'a Resource,
+    ) -> impl Future<Output = Result<Option<i64>, sqlx::Error>> + Send + 'a;
+
+    /// The floor; `None` without a floor row.
+    fn floor<'a>(
+        conn: &'a mut Self::Connection,
+        text: &'a Text,
+    ) -> impl Future<Output = Result<Option<i64>, sqlx::Error>> + Send + 'a;
+
+    /// Raises the floor, in a transaction.
+    fn raise_floor<'a>(
+        conn: &'a mut Self::Connection,
+        text: &'a Text,
+        floor: i64,
+    ) -> impl Future<Output = Result<(), sqlx::Error>> + Send + 'a;
+
+    /// What an error of the database means.
+    fn class(error: &dyn DatabaseError) -> Class;
+
+    /// Whether `CREATE TABLE` is a part of the transaction around it.
+    const TRANSACTIONAL_DDL: bool;
+    /// The columns this version of the crate uses: table without prefix, column, type.
+    const COLUMNS: &'static [(&'static str, &'static str, &'static str)];
+
+    /// Keeps other migrations of the same tables out, until the transaction or, without
+    /// transactional DDL, the connection ends.
+    fn lock_migrations<'a>(
+        conn: &'a mut Self::Connection,
+        tables: &'a Tables,
+    ) -> impl Future<Output = Result<(), sqlx::Error>> + Send + 'a;
+
+    /// The columns of the tables whose names begin with the prefix: table, column, type.
+    fn columns<'a>(
+        conn: &'a mut Self::Connection,
+        tables: &'a Tables,
+    ) -> impl Future<Output = Result<Vec<(String, String, String)>, sqlx::Error>> + Send + 'a;
+
+    /// The versions that were applied, in order.
+    fn versions<'a>(
+        conn: &'a mut Self::Connection,
+        text: &'a Text,
+    ) -> impl Future<Output = Result<Vec<i64>, sqlx::Error>> + Send + 'a;
+
+    /// Runs the statements of a migration.
+    fn execute(
+        conn: &mut Self::Connection,
+        statements: SqlStr,
+    ) -> impl Future<Output = Result<(), sqlx::Error>> + Send + '_;
+}
+
+/// Which transaction [`Backend::advance`] runs in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Route {
+    /// One of our own, at READ COMMITTED.
+    Own,
+    /// One of the caller, or one at a higher isolation.
+    Foreign,
+}
+
+/// How far a transaction of ours is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Stage {
+    /// Nothing is open and nothing in flight.
+    Idle,
+    /// BEGIN or the settings around it are in flight.
+    Beginning,
+    /// It is open.
+    Open,
+    /// COMMIT or ROLLBACK is in flight.
+    Ending,
+    /// Nobody can tell.
+    Broken,
+}
+
+/// Why COMMIT did not succeed.
+#[derive(Debug)]
+pub enum NotCommitted {
+    /// The transaction had ended before, and not by us. Nothing was applied.
+    Lost,
+    /// The database refused it. Nothing was applied.
+    Refused(sqlx::Error),
+    /// No verdict came back.
+    Unknown(sqlx::Error),
+}
+
+/// What an error of a database means.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Class {
+    /// Others were in the way; nothing of the transaction will be applied.
+    Contended,
+    /// It cannot serve writes at the moment, or not at this node.
+    Unavailable,
+    /// The connection or the server went away under the statement.
+    Unknown,
+    /// A table, a column or a privilege is missing.
+    Setup,
+    /// The database judged the statement and did not apply it.
+    Refused,
+    /// Anything else.
+    Other,
+}

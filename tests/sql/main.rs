@@ -1,0 +1,9 @@
+//! The fence in the database, one body for every database.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "these are tests")]
+#![allow(clippy::future_not_send, reason = "a test runs on one thread")]
+
+#[allow(dead_code)]
+mod support;
+
+mod migrations;
