@@ -1,6 +1,8 @@
 //! The lock endpoint: grants leases with strictly increasing tokens.
 
 pub mod api;
+#[cfg(feature = "server")]
+mod http;
 #[cfg(feature = "testing")]
 mod memory;
 mod owner_token;
@@ -9,6 +11,8 @@ pub mod rules;
 #[cfg(feature = "server")]
 mod store;
 
+#[cfg(feature = "server")]
+pub use self::http::{Endpoint, Waits};
 #[cfg(feature = "testing")]
 pub use self::memory::MemoryLocks;
 #[cfg(feature = "server")]

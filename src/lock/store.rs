@@ -2,6 +2,7 @@
 
 use std::error::Error as StdError;
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_core::future::BoxFuture;
@@ -17,8 +18,7 @@ use crate::{Resource, Token};
 ///
 /// # Cancellation
 ///
-/// A step whose future is dropped may or may not have been taken; it is never half taken. The
-/// endpoint runs each to its end.
+/// A step whose future is dropped may or may not have been taken; it is never half taken.
 pub trait LockStore: fmt::Debug + Send + Sync + 'static {
     /// Grants `resource`, or tells why not.
     fn acquire<'a>(
@@ -55,6 +55,53 @@ pub trait LockStore: fmt::Debug + Send + Sync + 'static {
         resource: &'a Resource,
     ) -> BoxFuture<'a, Result<Option<Token>, StoreError>>;
 }
+
+macro_rules! forward {
+    ($($pointer:ident),*) => {$(
+        impl<S: LockStore + ?Sized> LockStore for $pointer<S> {
+            fn acquire<'a>(
+                &'a self,
+                resource: &'a Resource,
+                ask: &'a Ask,
+            ) -> BoxFuture<'a, Result<Acquired, StoreError>> {
+                (**self).acquire(resource, ask)
+            }
+
+            fn renew<'a>(
+                &'a self,
+                resource: &'a Resource,
+                secret: &'a OwnerTokenHash,
+                ttl: Duration,
+            ) -> BoxFuture<'a, Result<Result<Held, Refusal>, StoreError>> {
+                (**self).renew(resource, secret, ttl)
+            }
+
+            fn release<'a>(
+                &'a self,
+                resource: &'a Resource,
+                secret: &'a OwnerTokenHash,
+            ) -> BoxFuture<'a, Result<Result<(), Refusal>, StoreError>> {
+                (**self).release(resource, secret)
+            }
+
+            fn show<'a>(
+                &'a self,
+                resource: &'a Resource,
+            ) -> BoxFuture<'a, Result<Option<Held>, StoreError>> {
+                (**self).show(resource)
+            }
+
+            fn highest_token<'a>(
+                &'a self,
+                resource: &'a Resource,
+            ) -> BoxFuture<'a, Result<Option<Token>, StoreError>> {
+                (**self).highest_token(resource)
+            }
+        }
+    )*};
+}
+
+forward!(Arc, Box);
 
 /// A live grant, at a time of the store's clock.
 #[derive(Clone, Debug)]

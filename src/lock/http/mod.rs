@@ -1,0 +1,291 @@
+//! The lock endpoint over HTTP.
+
+mod acquire;
+mod answer;
+mod body;
+mod delivery;
+mod request_id;
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use http::request::Parts;
+use tokio::sync::{Semaphore, watch};
+
+use self::body::Fields;
+use self::delivery::Deliveries;
+use self::request_id::RequestId;
+use super::api::DEFAULT_MAX_TTL;
+use super::rules::Refusal;
+use super::{LockStore, StoreError};
+use crate::clock::{Clock, SystemClock};
+use crate::{Problem, ProblemKind, Resource};
+
+/// The lock endpoint: an axum router over a [`LockStore`], to be nested anywhere.
+///
+/// The contract is in `docs/http.md`.
+///
+/// ```
+/// use axum::Router;
+/// use fencing::lock::{Endpoint, MemoryLocks};
+/// # use tower::ServiceExt;
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let app: Router = Router::new().nest("/locks", Endpoint::new(MemoryLocks::new()).router());
+///
+/// let request = http::Request::post("/locks/nightly-batch")
+///     .header("content-type", "application/json")
+///     .body(axum::body::Body::from(r#"{"owner":"worker-1","ttl_seconds":30}"#))?;
+/// let response = app.oneshot(request).await?;
+/// assert_eq!(response.status(), 200);
+/// # Ok(())
+/// # }
+/// ```
+///
+/// It must run inside a tokio runtime: an acquire is a task of its own, so that a client that hangs
+/// up in the middle of one leaves no lock behind.
+pub struct Endpoint {
+    store: Arc<dyn LockStore>,
+    clock: Arc<dyn Clock>,
+    max_ttl: Duration,
+    max_hold: Option<Duration>,
+    max_waiting: usize,
+    ending: Waits,
+}
+
+impl Endpoint {
+    /// How many requests may wait for a lock at once, unless it is told otherwise.
+    pub const DEFAULT_MAX_WAITING: usize = 10_000;
+
+    /// An endpoint over a store, on the system's clock.
+    #[must_use]
+    pub fn new(store: impl LockStore) -> Self {
+        Self {
+            store: Arc::new(store),
+            clock: Arc::new(SystemClock),
+            max_ttl: DEFAULT_MAX_TTL,
+            max_hold: None,
+            max_waiting: Self::DEFAULT_MAX_WAITING,
+            ending: Waits(Arc::new(watch::Sender::new(false))),
+        }
+    }
+
+    /// The longest TTL it grants; a longer one is refused. At least 1 ms, at most 100 years.
+    #[must_use]
+    pub fn with_max_ttl(mut self, max_ttl: Duration) -> Self {
+        const CENTURY: Duration = Duration::from_hours(24 * 36_525);
+        self.max_ttl = max_ttl.clamp(Duration::from_millis(1), CENTURY);
+        self
+    }
+
+    /// The longest a grant may be held in all, however often it is renewed. A request may ask for
+    /// less. There is no such cap unless it is set.
+    #[must_use]
+    pub fn with_max_hold(mut self, max_hold: Duration) -> Self {
+        self.max_hold = Some(max_hold.max(Duration::from_millis(1)));
+        self
+    }
+
+    /// How many requests may wait for a lock at once; those beyond get 503 `overloaded`.
+    #[must_use]
+    pub fn with_max_waiting(mut self, max_waiting: usize) -> Self {
+        self.max_waiting = max_waiting.min(Semaphore::MAX_PERMITS);
+        self
+    }
+
+    /// The clock that waits are measured with. When a grant ends is decided by the store's.
+    #[must_use]
+    pub fn with_clock(mut self, clock: Arc<dyn Clock>) -> Self {
+        self.clock = clock;
+        self
+    }
+
+    /// The waits of this endpoint, to end them when the server shuts down.
+    #[must_use]
+    pub fn waits(&self) -> Waits {
+        self.ending.clone()
+    }
+
+    /// The routes `/{resource}`, `/{resource}/renew` and `/{resource}/token`.
+    pub fn router<S: Clone + Send + Sync + 'static>(self) -> Router<S> {
+        let shared = Arc::new(Shared {
+            deliveries: Deliveries::new(Arc::clone(&self.store)),
+            store: self.store,
+            clock: self.clock,
+            max_ttl: self.max_ttl,
+            max_hold: self.max_hold,
+            waiting: Arc::new(Semaphore::new(self.max_waiting)),
+            ending: self.ending,
+        });
+        Router::new()
+            .route("/{resource}", post(acquire).get(show).delete(release))
+            .route("/{resource}/renew", post(renew))
+            .route("/{resource}/token", get(token))
+            .layer(axum::middleware::from_fn(request_id::attach))
+            .with_state(shared)
+    }
+}
+
+impl fmt::Debug for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Endpoint")
+            .field("store", &self.store)
+            .field("max_ttl", &self.max_ttl)
+            .field("max_hold", &self.max_hold)
+            .field("max_waiting", &self.max_waiting)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The requests that wait for a lock at an [`Endpoint`].
+#[derive(Clone, Debug)]
+pub struct Waits(Arc<watch::Sender<bool>>);
+
+impl Waits {
+    /// Ends all waits, those to come too: they are answered with `"acquired":false`. For a
+    /// graceful shutdown, which would otherwise take as long as the longest wait.
+    pub fn end(&self) {
+        self.0.send_replace(true);
+    }
+
+    fn subscribe(&self) -> watch::Receiver<bool> {
+        self.0.subscribe()
+    }
+}
+
+/// What all requests of an endpoint share.
+struct Shared {
+    store: Arc<dyn LockStore>,
+    clock: Arc<dyn Clock>,
+    max_ttl: Duration,
+    max_hold: Option<Duration>,
+    waiting: Arc<Semaphore>,
+    ending: Waits,
+    deliveries: Deliveries,
+}
+
+type Ours = State<Arc<Shared>>;
+type Request = http::Request<Body>;
+
+async fn acquire(State(shared): Ours, request: Request) -> Response {
+    let (parts, body) = request.into_parts();
+    finish(async {
+        let resource = resource(&parts, "")?;
+        let fields = Fields::read(&parts, body).await.map_err(|p| p.with_resource(&resource))?;
+        let id = RequestId::of(&parts);
+        acquire::acquire(shared, resource, &fields, id).await
+    })
+    .await
+}
+
+async fn renew(State(shared): Ours, request: Request) -> Response {
+    let (parts, body) = request.into_parts();
+    finish(async {
+        let resource = resource(&parts, "/renew")?;
+        let on = |problem: Problem| problem.with_resource(&resource);
+        let fields = Fields::read(&parts, body).await.map_err(on)?;
+        let secret = fields.owner_token().map_err(on)?.ok_or_else(|| on(no_owner_token()))?;
+        let ttl = fields.ttl(shared.max_ttl).map_err(on)?;
+        let request_id = RequestId::of(&parts);
+        let ttl_ms = answer::millis(ttl);
+        match shared.store.renew(&resource, &secret.hash(), ttl).await {
+            Ok(Ok(held)) => {
+                let (token, owner) = (held.token.get(), held.grant.owner.as_str());
+                tracing::debug!(%resource, token, owner, ttl_ms, %request_id, "renewed");
+                Ok(answer::lock(&resource, &held))
+            }
+            Ok(Err(refusal)) => Err(refused(refusal, &resource, &request_id, "not renewed")),
+            Err(error) => Err(unavailable(&error, &resource, &request_id)),
+        }
+    })
+    .await
+}
+
+async fn release(State(shared): Ours, request: Request) -> Response {
+    let (parts, body) = request.into_parts();
+    finish(async {
+        let resource = resource(&parts, "")?;
+        let secret = body::owner_token_of_release(&parts, body)
+            .await
+            .and_then(|secret| secret.ok_or_else(no_owner_token))
+            .map_err(|problem| problem.with_resource(&resource))?;
+        let request_id = RequestId::of(&parts);
+        match shared.store.release(&resource, &secret.hash()).await {
+            Ok(Ok(())) => {
+                tracing::info!(%resource, %request_id, "released");
+                Ok(answer::no_content())
+            }
+            Ok(Err(refusal)) => Err(refused(refusal, &resource, &request_id, "not released")),
+            Err(error) => Err(unavailable(&error, &resource, &request_id)),
+        }
+    })
+    .await
+}
+
+async fn show(State(shared): Ours, request: Request) -> Response {
+    let (parts, _) = request.into_parts();
+    finish(async {
+        let resource = resource(&parts, "")?;
+        match shared.store.show(&resource).await {
+            Ok(Some(held)) => Ok(answer::lock(&resource, &held)),
+            Ok(None) => Err(Problem::new(ProblemKind::NOT_HELD).with_resource(&resource)),
+            Err(error) => Err(unavailable(&error, &resource, &RequestId::of(&parts))),
+        }
+    })
+    .await
+}
+
+async fn token(State(shared): Ours, request: Request) -> Response {
+    let (parts, _) = request.into_parts();
+    finish(async {
+        let resource = resource(&parts, "/token")?;
+        match shared.store.highest_token(&resource).await {
+            Ok(Some(token)) => Ok(answer::token(&resource, token)),
+            Ok(None) => Err(Problem::new(ProblemKind::NOT_HELD)
+                .with_detail("no token was ever granted for this resource")
+                .with_resource(&resource)),
+            Err(error) => Err(unavailable(&error, &resource, &RequestId::of(&parts))),
+        }
+    })
+    .await
+}
+
+async fn finish(serve: impl Future<Output = Result<Response, Problem>>) -> Response {
+    serve.await.unwrap_or_else(IntoResponse::into_response)
+}
+
+/// The resource out of the raw path, which nesting has cut down to the routes above: axum's own
+/// decoding lets malformed percent-encoding through.
+///
+/// `tail` is what the route has after the name. It is taken off rather than the first segment
+/// taken, since in `//renew` the router finds an empty name and nesting leaves `/renew`.
+fn resource(parts: &Parts, tail: &str) -> Result<Resource, Problem> {
+    let name = parts.uri.path().strip_suffix(tail).and_then(|path| path.strip_prefix('/'));
+    Ok(Resource::from_path_segment(name.filter(|name| !name.contains('/')).unwrap_or_default())?)
+}
+
+fn no_owner_token() -> Problem {
+    Problem::invalid_field("owner_token", "the owner token of the grant is needed")
+}
+
+fn refused(refusal: Refusal, resource: &Resource, id: &RequestId, what: &'static str) -> Problem {
+    let kind = match refusal {
+        Refusal::NotHeld => ProblemKind::NOT_HELD,
+        Refusal::NotYours => ProblemKind::NOT_YOURS,
+    };
+    tracing::info!(%resource, request_id = %id, reason = kind.name(), "{what}");
+    Problem::new(kind).with_resource(resource)
+}
+
+fn unavailable(error: &StoreError, resource: &Resource, id: &RequestId) -> Problem {
+    let cause = std::error::Error::source(error).map(tracing::field::display);
+    tracing::error!(%resource, request_id = %id, cause, "{error}");
+    Problem::new(ProblemKind::LOCK_UNAVAILABLE).with_resource(resource)
+}

@@ -1,0 +1,192 @@
+//! An endpoint over one of the stores, with its clocks in the hands of the test.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use fencing::lock::{Endpoint, LockStore, MemoryLocks};
+use fencing::testing::ManualClock;
+use http::{HeaderMap, Method, Request, StatusCode};
+use http_body_util::BodyExt;
+use serde_json::{Value, json};
+use tower::ServiceExt;
+
+pub struct Site {
+    pub app: Router,
+    pub clock: ManualClock,
+    pub store: Arc<dyn LockStore>,
+    /// Lifts the floor the way a bump does.
+    memory: Option<Arc<MemoryLocks>>,
+}
+
+impl Site {
+    pub fn memory() -> Self {
+        let clock = ManualClock::new();
+        let locks = Arc::new(MemoryLocks::with_clock(Arc::new(clock.clone())));
+        let mut site = Self::over(Arc::clone(&locks) as Arc<dyn LockStore>, clock);
+        site.memory = Some(locks);
+        site
+    }
+
+    pub fn over(store: Arc<dyn LockStore>, clock: ManualClock) -> Self {
+        let app = nest(Endpoint::new(Arc::clone(&store)), &clock);
+        Self { app, clock, store, memory: None }
+    }
+
+    /// Another endpoint over the same store, built differently.
+    pub fn with(&self, build: impl FnOnce(Endpoint) -> Endpoint) -> Router {
+        nest(build(Endpoint::new(Arc::clone(&self.store))), &self.clock)
+    }
+
+    pub async fn lift_floor(&self, floor: i64) {
+        let floor = fencing::Token::new(floor).unwrap();
+        self.memory.as_ref().unwrap().lift_floor(floor);
+    }
+
+    pub fn pass(&self, ms: u64) {
+        self.clock.advance(Duration::from_millis(ms));
+    }
+
+    pub async fn acquire(&self, resource: &str, body: Value) -> Answer {
+        post(&self.app, &format!("/locks/{resource}"), body).await
+    }
+
+    /// Acquires for `owner` with the owner token `secret(owner)`.
+    pub async fn take(&self, resource: &str, owner: &str, ttl_ms: u64) -> Answer {
+        let body = json!({ "owner": owner, "ttl_ms": ttl_ms, "owner_token": secret(owner) });
+        self.acquire(resource, body).await
+    }
+
+    pub async fn renew(&self, resource: &str, owner: &str, ttl_ms: u64) -> Answer {
+        let body = json!({ "owner_token": secret(owner), "ttl_ms": ttl_ms });
+        post(&self.app, &format!("/locks/{resource}/renew"), body).await
+    }
+
+    pub async fn release(&self, resource: &str, owner: &str) -> Answer {
+        let request = Request::delete(format!("/locks/{resource}"))
+            .header("x-lock-owner-token", secret(owner))
+            .body(Body::empty());
+        send(&self.app, request.unwrap()).await
+    }
+
+    pub async fn show(&self, resource: &str) -> Answer {
+        let request = Request::get(format!("/locks/{resource}")).body(Body::empty());
+        send(&self.app, request.unwrap()).await
+    }
+
+    pub async fn token(&self, resource: &str) -> Answer {
+        let request = Request::get(format!("/locks/{resource}/token")).body(Body::empty());
+        send(&self.app, request.unwrap()).await
+    }
+}
+
+fn nest(endpoint: Endpoint, clock: &ManualClock) -> Router {
+    let endpoint = endpoint.with_clock(Arc::new(clock.clone()));
+    Router::new().nest("/locks", endpoint.router())
+}
+
+/// An owner token for a label.
+pub fn secret(owner: &str) -> String {
+    format!("secret-of-{owner:_>10}")
+}
+
+pub async fn post(app: &Router, path: &str, body: Value) -> Answer {
+    let request = Request::post(path)
+        .header("content-type", "application/json")
+        .body(Body::from(body.to_string()));
+    send(app, request.unwrap()).await
+}
+
+/// Sends bytes as they are, as JSON.
+pub async fn raw(app: &Router, method: Method, path: &str, body: impl Into<Body>) -> Answer {
+    let request = Request::builder()
+        .method(method)
+        .uri(path)
+        .header("content-type", "application/json")
+        .body(body.into());
+    send(app, request.unwrap()).await
+}
+
+pub async fn send(app: &Router, request: Request<Body>) -> Answer {
+    let response = app.clone().oneshot(request).await.unwrap();
+    let (parts, body) = response.into_parts();
+    let text = body.collect().await.unwrap().to_bytes();
+    let text = String::from_utf8(text.to_vec()).unwrap();
+    let json = serde_json::from_str(&text).unwrap_or(Value::Null);
+    Answer { status: parts.status, headers: parts.headers, text, json }
+}
+
+#[derive(Debug)]
+pub struct Answer {
+    pub status: StatusCode,
+    pub headers: HeaderMap,
+    pub text: String,
+    pub json: Value,
+}
+
+impl Answer {
+    /// The grant of an answer to acquire.
+    #[track_caller]
+    pub fn granted(&self) -> &Value {
+        assert_eq!(self.status, 200, "{self:?}");
+        assert_eq!(self.json["acquired"], true, "{self:?}");
+        &self.json["lock"]
+    }
+
+    #[track_caller]
+    pub fn granted_token(&self) -> i64 {
+        self.granted()["token"].as_i64().unwrap()
+    }
+
+    /// The answer that another holds the lock.
+    #[track_caller]
+    pub fn held(&self) -> &Self {
+        assert_eq!(self.status, 200, "{self:?}");
+        assert_eq!(self.json["acquired"], false, "{self:?}");
+        assert!(self.json["retry_after_ms"].as_u64().unwrap() > 0, "{self:?}");
+        assert!(self.header("retry-after").parse::<u64>().unwrap() > 0, "{self:?}");
+        self
+    }
+
+    #[track_caller]
+    pub fn is(&self, status: u16) -> &Self {
+        assert_eq!(self.status, status, "{self:?}");
+        self
+    }
+
+    /// The answer is a problem of this status and name.
+    #[track_caller]
+    pub fn problem(&self, status: u16, name: &str) -> &Self {
+        assert_eq!(self.status, status, "{self:?}");
+        assert_eq!(self.header("content-type"), "application/problem+json", "{self:?}");
+        assert_eq!(self.json["type"], format!("urn:fencing:problem:{name}"), "{self:?}");
+        assert_eq!(self.json["status"], status, "{self:?}");
+        self
+    }
+
+    #[track_caller]
+    pub fn invalid_field(&self, field: &str) -> &Self {
+        self.problem(422, "invalid-field");
+        assert_eq!(self.json["field"], field, "{self:?}");
+        self
+    }
+
+    #[track_caller]
+    pub fn header(&self, name: &str) -> &str {
+        self.headers.get(name).unwrap_or_else(|| panic!("no {name}: {self:?}")).to_str().unwrap()
+    }
+}
+
+/// Makes a test of each function for each store.
+macro_rules! on_every_store {
+    ($($name:ident,)+) => {
+        mod memory {
+            $(#[tokio::test]
+            async fn $name() {
+                super::$name(crate::site::Site::memory()).await;
+            })+
+        }
+    };
+}
+pub(crate) use on_every_store;
