@@ -70,7 +70,9 @@ fn method() -> impl Strategy<Value = Method> {
     ]
 }
 
-fn headers() -> impl Strategy<Value = Vec<(&'static str, Vec<u8>)>> {
+type Headers = Vec<(&'static str, Vec<u8>)>;
+
+fn headers() -> impl Strategy<Value = Headers> {
     let content_type = prop_oneof![
         6 => Just(b"application/json".to_vec()),
         1 => Just(b"application/json; charset=\xff".to_vec()),
@@ -87,7 +89,7 @@ fn headers() -> impl Strategy<Value = Vec<(&'static str, Vec<u8>)>> {
     proptest::collection::vec(any, 0..4)
 }
 
-fn thrown() -> impl Strategy<Value = (Method, String, Vec<(&'static str, Vec<u8>)>, Vec<u8>)> {
+fn thrown() -> impl Strategy<Value = (Method, String, Headers, Vec<u8>)> {
     (method(), path(), headers(), body())
 }
 

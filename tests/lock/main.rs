@@ -1,5 +1,14 @@
 //! The lock endpoint: one body of tests for every store behind it.
 
+#![allow(
+    clippy::clone_on_ref_ptr,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::unwrap_used,
+    unreachable_pub,
+    reason = "tests, where a panic is the answer"
+)]
+
 mod attacks;
 mod contract;
 mod fuzz;
