@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use http::request::Parts;
-use http::{HeaderMap, HeaderName, HeaderValue};
+use http::{HeaderMap, HeaderName, HeaderValue, Method};
 
 use super::refuse;
 use super::resolve::Resolver;
@@ -87,17 +87,21 @@ impl Config {
 impl Options {
     /// The token the request offers; `None` when it offers none and may do so.
     fn offered(&self, parts: &Parts) -> Result<Option<(Token, HeaderValue)>, Problem> {
-        // `is_safe` is true for GET, HEAD, OPTIONS and TRACE (RFC 9110, section 9.2.1) and false
-        // for every method it does not know.
         match read_token(&parts.headers, &self.header)? {
             Some((token, text)) => Ok(Some((token, text.clone()))),
-            None if parts.method.is_safe() && !self.require_on_safe_methods => Ok(None),
+            None if is_safe(&parts.method) && !self.require_on_safe_methods => Ok(None),
             None => {
                 let detail = format!("send the token of your lease, header=`{}`", self.header);
                 Err(Problem::new(ProblemKind::MISSING_TOKEN).with_detail(detail))
             }
         }
     }
+}
+
+/// The methods of RFC 9110, section 9.2.1. `Method::is_safe` grows with the versions of `http`
+/// (QUERY has joined): what passes without a token must not change with a dependency.
+fn is_safe(method: &Method) -> bool {
+    matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS | Method::TRACE)
 }
 
 /// The token in the header, which must be there once if at all. A value that is no text is
@@ -124,5 +128,65 @@ impl fmt::Debug for Config {
             .field("options", &self.options)
             .field("resolver", &self.resolver)
             .finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::guard::X_FENCING_TOKEN;
+
+    fn read(values: &[&[u8]]) -> Result<Option<i64>, &'static str> {
+        let mut headers = HeaderMap::new();
+        for value in values {
+            headers.append(X_FENCING_TOKEN, HeaderValue::from_bytes(value).unwrap());
+        }
+        read_token(&headers, &X_FENCING_TOKEN)
+            .map(|found| found.map(|(token, _)| token.get()))
+            .map_err(|problem| problem.kind().name())
+    }
+
+    #[test]
+    fn there_is_one_value_or_none() {
+        assert_eq!(read(&[]), Ok(None));
+        assert_eq!(read(&[b"34"]), Ok(Some(34)));
+        for values in [["34", "34"], ["10", "3"], ["34", ""]] {
+            assert_eq!(read(&values.map(str::as_bytes)), Err("malformed-token"), "{values:?}");
+        }
+    }
+
+    #[test]
+    fn a_method_is_safe_by_this_list_alone() {
+        let offered = |method: &str, require_on_safe_methods| {
+            let request = http::Request::builder().method(method).body(()).unwrap();
+            let options = Options {
+                header: X_FENCING_TOKEN,
+                require_on_safe_methods,
+                hide_last_token: false,
+            };
+            let offered = options.offered(&request.into_parts().0);
+            offered.map_err(|problem| problem.kind().name())
+        };
+        for method in ["GET", "HEAD", "OPTIONS", "TRACE"] {
+            assert_eq!(offered(method, false), Ok(None), "{method}");
+            assert_eq!(offered(method, true), Err("missing-token"), "{method}");
+        }
+        for method in ["PUT", "POST", "PATCH", "DELETE", "CONNECT", "QUERY", "get", "LOCK"] {
+            assert_eq!(offered(method, false), Err("missing-token"), "{method}");
+        }
+    }
+
+    proptest! {
+        /// Whatever is in the header: it is the text of a token, or it is malformed. Never absent.
+        #[test]
+        fn any_value_is_a_token_or_malformed(value in proptest::collection::vec(32..=255_u8, 0..24)) {
+            prop_assume!(!value.contains(&127));
+            match read(&[&value]) {
+                Ok(Some(token)) => prop_assert_eq!(token.to_string().into_bytes(), value),
+                other => prop_assert_eq!(other, Err("malformed-token")),
+            }
+        }
     }
 }

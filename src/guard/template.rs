@@ -194,3 +194,108 @@ impl fmt::Debug for Template {
 fn misconfigured(detail: &'static str) -> Problem {
     Problem::new(ProblemKind::MISCONFIGURED).with_detail(detail)
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn fill(template: &str, params: &[(&str, &str)]) -> Result<String, (&'static str, String)> {
+        #[derive(Clone, Copy)]
+        struct Params<'a>(&'a [(&'a str, &'a str)]);
+        impl<'a> IntoIterator for Params<'a> {
+            type Item = (&'a str, &'a str);
+            type IntoIter = std::iter::Copied<std::slice::Iter<'a, Self::Item>>;
+            fn into_iter(self) -> Self::IntoIter {
+                self.0.iter().copied()
+            }
+        }
+        let template = parse(template).unwrap();
+        template.fill(Params(params)).map(String::from).map_err(|problem| {
+            (problem.kind().name(), problem.detail().unwrap_or_default().to_owned())
+        })
+    }
+
+    #[test]
+    fn a_template_is_filled_in() {
+        assert_eq!(fill("report", &[]).unwrap(), "report");
+        assert_eq!(fill("{id}", &[("id", "7")]).unwrap(), "7");
+        let params = [("tenant", "acme"), ("id", "a:b/é")];
+        assert_eq!(fill("{tenant}:item:{id}!", &params).unwrap(), "acme:item:a:b/é!");
+        assert_eq!(fill("{id}/{tenant}/{id}", &params).unwrap_err().0, "invalid-resource");
+    }
+
+    #[test]
+    fn what_is_no_template_is_found_when_it_is_parsed() {
+        for (text, broken) in [
+            ("a{id", Broken::Brace),
+            ("a}b", Broken::Brace),
+            ("{a}}", Broken::Brace),
+            ("{a{b}}", Broken::Brace),
+            ("{}", Broken::Name),
+            ("{*rest}", Broken::Name),
+            ("{a}{b}", Broken::Touching),
+            ("", Broken::Text(Resource::new("").unwrap_err())),
+            ("a\n{id}", Broken::Text(Resource::new("\n").unwrap_err())),
+        ] {
+            assert_eq!(parse(text).err(), Some(broken), "{text}");
+        }
+        assert!(parse(&format!("{{id}}{}", "x".repeat(254))).is_ok());
+        let long = parse(&format!("{{id}}{}", "x".repeat(255)));
+        assert_eq!(long.err(), Some(Broken::Text(InvalidResource::TOO_LONG)));
+    }
+
+    #[test]
+    fn a_parameter_is_there_once() {
+        let (kind, detail) = fill("{id}", &[("other", "1")]).unwrap_err();
+        assert_eq!(kind, "misconfigured");
+        assert!(detail.contains("does not have"), "{detail}");
+        let (kind, detail) = fill("{id}", &[("id", "1"), ("id", "1")]).unwrap_err();
+        assert_eq!(kind, "misconfigured");
+        assert!(detail.contains("twice"), "{detail}");
+    }
+
+    #[test]
+    fn a_name_is_checked_as_a_whole() {
+        let filled = |value: &str| fill("x:{id}", &[("id", value)]);
+        assert_eq!(filled(&"v".repeat(253)).unwrap().len(), 255);
+        assert_eq!(filled(&"v".repeat(254)).unwrap_err().0, "invalid-resource");
+        assert_eq!(filled(&"v".repeat(70_000)).unwrap_err().0, "invalid-resource");
+        assert_eq!(filled("a\0b").unwrap_err().0, "invalid-resource");
+        assert_eq!(fill("{id}", &[("id", "")]).unwrap_err().0, "invalid-resource");
+    }
+
+    #[test]
+    fn a_value_that_hides_its_end_is_refused() {
+        let refused = |a: &str| fill("{a}::{b}", &[("a", a), ("b", "z")]).is_err();
+        // `x` and `y::z` would be `x::y::z` too.
+        assert!(refused("x::y"));
+        // `x:` + `::` has the separator one byte early: it reads as `x` and `:z`.
+        assert!(refused("x:"));
+        assert!(!refused("x:y"));
+        // The last parameter may have anything in it.
+        assert!(fill("{a}::{b}", &[("a", "x"), ("b", "y::z")]).is_ok());
+    }
+
+    proptest! {
+        /// Two different sets of values never make one name.
+        #[test]
+        fn names_are_one_to_one(
+            (a, b, c, d) in ("[ab:]{0,4}", "[ab:]{0,4}", "[ab:]{0,4}", "[ab:]{0,4}"),
+            between in "[ab:]{1,3}",
+        ) {
+            let template = format!("{{x}}{between}{{y}}b");
+            let one = fill(&template, &[("x", &a), ("y", &b)]);
+            let two = fill(&template, &[("x", &c), ("y", &d)]);
+            if let (Ok(one), Ok(two)) = (one, two) {
+                prop_assert_eq!(one == two, (a, b) == (c, d));
+            }
+        }
+
+        #[test]
+        fn arbitrary_templates_never_panic(text in "[{}*a:\\PC]{0,20}") {
+            let _ = Template::new(&text);
+        }
+    }
+}

@@ -3,10 +3,20 @@
     clippy::unwrap_used,
     clippy::expect_used,
     clippy::panic,
-    reason = "helpers of tests are tests, which clippy cannot see"
+    clippy::future_not_send,
+    reason = "helpers of tests are tests, which clippy cannot see; each runs on one thread"
 )]
 
 #[cfg(feature = "axum")]
-mod axum_routes;
+mod extractor;
 #[cfg(feature = "axum")]
+mod headers;
+mod logs;
+mod plain;
+mod readiness;
+#[cfg(feature = "axum")]
+mod routes;
+#[cfg(feature = "testing")]
+mod socket;
+mod stores;
 mod support;
