@@ -153,6 +153,8 @@ pub enum NotCommitted {
 pub enum Class {
     /// Others were in the way; nothing of the transaction will be applied.
     Contended,
+    /// The same, found out by waiting for a lock as long as one may.
+    TimedOut,
     /// It cannot serve writes at the moment, or not at this node.
     Unavailable,
     /// The connection or the server went away under the statement.

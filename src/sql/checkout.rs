@@ -60,14 +60,9 @@ impl<DB: Backend> Checkout<DB> {
         };
     }
 
-    /// From now on the connection is closed when this is dropped; see [`settled`](Self::settled).
+    /// From now on the connection is closed when this is dropped.
     pub(crate) fn fragile(&mut self) {
         self.stage = Stage::Broken;
-    }
-
-    /// Nothing is open and nothing in flight.
-    pub(crate) fn settled(mut self) {
-        self.stage = Stage::Idle;
     }
 
     pub(crate) fn conn_ref(&self) -> &DB::Connection {

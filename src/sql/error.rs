@@ -21,6 +21,8 @@ struct Inner {
     kind: FenceErrorKind,
     claim: Option<Claim>,
     detail: Option<&'static str>,
+    /// Found out by waiting for a lock as long as one may.
+    waited: bool,
     source: Option<Box<dyn StdError + Send + Sync>>,
 }
 
@@ -57,7 +59,9 @@ pub enum FenceErrorKind {
 /// Where in its life a transaction was when the database answered with an error.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Step {
-    /// Getting a connection, BEGIN, the claim: nothing can have been applied.
+    /// Getting a connection, or a step of no consequence whose outcome is not known.
+    Connect,
+    /// BEGIN, the claim: nothing can have been applied.
     Claim,
     /// The database judged COMMIT and refused it, or it was not sent.
     Refused,
@@ -72,7 +76,7 @@ impl FenceError {
     }
 
     fn make(kind: FenceErrorKind) -> Self {
-        Self(Box::new(Inner { kind, claim: None, detail: None, source: None }))
+        Self(Box::new(Inner { kind, claim: None, detail: None, waited: false, source: None }))
     }
 
     fn with_source(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
@@ -111,13 +115,15 @@ impl FenceError {
 
     /// An error of the database at a step of a transaction of ours.
     pub(crate) fn at(step: Step, error: sqlx::Error, claim: Option<&Claim>) -> Self {
-        let kind = match class(&error) {
-            Class::Contended => FenceErrorKind::Contended,
+        let class = class(&error);
+        let kind = match class {
+            Class::Contended | Class::TimedOut => FenceErrorKind::Contended,
             Class::Setup if step == Step::Claim => FenceErrorKind::Misconfigured,
             Class::Refused | Class::Setup if step == Step::Refused => FenceErrorKind::Statement,
             _ => FenceErrorKind::Unavailable,
         };
-        let made = Self::make(kind).with_source(error);
+        let mut made = Self::make(kind).with_source(error);
+        made.0.waited = class == Class::TimedOut;
         claim.into_iter().fold(made, |made, claim| made.with_claim(claim))
     }
 
@@ -145,6 +151,21 @@ impl FenceError {
     #[must_use]
     pub fn claim(&self) -> Option<&Claim> {
         self.0.claim.as_ref()
+    }
+
+    /// Whether the token is stale, be it at once or after a part was committed.
+    #[must_use]
+    pub fn is_stale(&self) -> bool {
+        matches!(self.0.kind, FenceErrorKind::Stale { .. } | FenceErrorKind::PartlyApplied { .. })
+    }
+
+    pub(crate) fn is_contended(&self) -> bool {
+        self.0.kind == FenceErrorKind::Contended
+    }
+
+    /// Contended, and not for having waited too long.
+    pub(crate) fn is_collision(&self) -> bool {
+        self.is_contended() && !self.0.waited
     }
 
     /// Whether the same again may succeed, without anything being applied twice.
@@ -206,7 +227,7 @@ impl StdError for FenceError {
 impl From<sqlx::Error> for FenceError {
     fn from(error: sqlx::Error) -> Self {
         let kind = match class(&error) {
-            Class::Contended => FenceErrorKind::Contended,
+            Class::Contended | Class::TimedOut => FenceErrorKind::Contended,
             Class::Unavailable => FenceErrorKind::Unavailable,
             Class::Unknown => FenceErrorKind::OutcomeUnknown,
             Class::Setup | Class::Refused | Class::Other => FenceErrorKind::Statement,
@@ -246,7 +267,13 @@ impl From<FenceError> for Problem {
 #[cfg(feature = "axum")]
 impl axum::response::IntoResponse for FenceError {
     fn into_response(self) -> axum::response::Response {
-        tracing::debug!(error = &self as &dyn StdError, "a fenced write was refused");
+        let error: &(dyn StdError + 'static) = &self;
+        match self.kind() {
+            FenceErrorKind::Stale { .. } | FenceErrorKind::Contended => {
+                tracing::info!(error, "a fenced write was refused");
+            }
+            _ => tracing::error!(error, "a fenced write failed"),
+        }
         Problem::from(&self).into_http()
     }
 }
@@ -263,6 +290,7 @@ pub(crate) fn class(error: &sqlx::Error) -> Class {
         | Error::ColumnIndexOutOfBounds { .. }
         | Error::ColumnDecode { .. }
         | Error::Configuration(_)
+        | Error::RowNotFound
         | Error::InvalidSavePointStatement => Class::Setup,
         _ => Class::Other,
     }

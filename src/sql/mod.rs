@@ -1,18 +1,23 @@
 //! The fence inside the database: mark and protected write in one transaction.
 
-#![allow(dead_code, reason = "the fenced transaction that uses it comes next")]
-
 mod backend;
 mod checkout;
+mod claims;
 mod error;
+mod marks;
 mod migrate;
 mod options;
+mod retry;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 mod tables;
+mod tx;
 
 pub use self::backend::FencedDatabase;
+pub use self::claims::{advance, claim, raise_floor};
 pub use self::error::{FenceError, FenceErrorKind};
+pub use self::marks::SqlMarks;
 pub use self::migrate::{MigrateError, MigrateErrorKind, Migration, migrate, migrations, verify};
 pub use self::options::{FenceOptions, Isolation};
 pub use self::tables::{InvalidTables, Tables};
+pub use self::tx::FencedTx;

@@ -6,4 +6,5 @@
 #[allow(dead_code)]
 mod support;
 
+mod contract;
 mod migrations;

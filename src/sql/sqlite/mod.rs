@@ -142,7 +142,7 @@ impl Backend for Sqlite {
         let (mark, floor): (Option<i64>, i64) =
             sqlx::query_as(text.get(LOOK)).bind(resource).fetch_one(&mut *conn).await?;
         if let Ok(last_token) = Token::new(mark.unwrap_or(floor))
-            && (mark.is_some() || token <= last_token)
+            && token <= last_token
         {
             return Ok(Verdict::Stale { last_token });
         }
@@ -228,8 +228,9 @@ impl Backend for Sqlite {
         let code = error.code().and_then(|code| code.parse().ok()).unwrap_or(0);
         match code {
             CONSTRAINT_COMMITHOOK => Class::Contended,
+            5 => Class::TimedOut,
             code => match code & 0xff {
-                // BUSY, LOCKED
+                // BUSY_SNAPSHOT and others that do not wait, LOCKED
                 5 | 6 => Class::Contended,
                 // IOERR, FULL: without an open transaction they may come from the commit.
                 10 | 13 => Class::Unknown,
@@ -289,7 +290,7 @@ async fn judge(
     match Sqlite::class(&**database) {
         // "cannot commit - no transaction is active"
         Class::Setup if session.guard.is_dead() => NotCommitted::Lost,
-        Class::Contended | Class::Refused => match roll_back(conn).await {
+        Class::Contended | Class::TimedOut | Class::Refused => match roll_back(conn).await {
             Ok(()) => NotCommitted::Refused(error),
             Err(_) => NotCommitted::Unknown(error),
         },
