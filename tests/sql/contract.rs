@@ -1,6 +1,6 @@
 //! What one caller sees of a fenced transaction, a claim and an advance.
 
-use fencing::marks::Marks;
+use fencing::marks::{Marks, conformance};
 use fencing::sql::{self, FenceError, FenceErrorKind, FencedTx, SqlMarks};
 use fencing::{Claim, ClaimState, Problem, ProblemKind, Token, Verdict};
 use sqlx::Connection;
@@ -285,6 +285,8 @@ async fn case_12_a_pool_without_connections_is_unavailable<H: Harness>() {
 
 async fn sql_marks_conform<H: Harness>() {
     let db = Db::<H>::with_stock().await;
-    let pool = db.pool(4).await;
-    let _ = SqlMarks::new(pool);
+    conformance::run(SqlMarks::new(db.pool(1).await)).await;
+    let (a, b) = (SqlMarks::new(db.pool(4).await), SqlMarks::new(db.pool(2).await));
+    conformance::run(a.clone()).await;
+    conformance::run_shared(a, b).await;
 }
