@@ -1,4 +1,167 @@
-//! The guard: a tower layer that turns stale holders away at the door.
+//! The guard: a tower layer that turns stale lock holders away at the door.
+//!
+//! A request says in `X-Fencing-Token` under which grant of a lock it comes. [`FenceLayer`] makes a
+//! [`Claim`](crate::Claim) of it, asks a store of [marks](crate::marks), and lets it through only
+//! if no higher token was seen for the same resource. A holder that was paused, lost its lock
+//! meanwhile and does not know it is answered 412.
+//!
+//! ```
+//! # #[cfg(feature = "axum")]
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() {
+//! use axum::Router;
+//! use axum::body::Body;
+//! use axum::routing::put;
+//! use fencing::Claim;
+//! use fencing::guard::FenceLayer;
+//! use fencing::marks::MemoryMarks;
+//! use http::Request;
+//! use tower::ServiceExt;
+//!
+//! async fn set_quantity(claim: Claim) -> String {
+//!     format!("{} written under {}", claim.resource(), claim.token())
+//! }
+//!
+//! async fn show(claim: Option<Claim>) -> &'static str {
+//!     if claim.is_some() { "read by a holder" } else { "read by anybody" }
+//! }
+//!
+//! let app = Router::new()
+//!     .route("/inventory/{id}", put(set_quantity).get(show))
+//!     .route_layer(FenceLayer::new(MemoryMarks::ephemeral()).resource("inventory:item:{id}"));
+//!
+//! let set = |token: &str| {
+//!     let request = Request::put("/inventory/1234").header("x-fencing-token", token);
+//!     app.clone().oneshot(request.body(Body::empty()).unwrap())
+//! };
+//! let response = set("34").await.unwrap();
+//! assert_eq!(response.status(), 200);
+//! assert_eq!(response.headers()["x-fencing-token"], "34");
+//! // The same lease may write as often as it likes.
+//! assert_eq!(set("34").await.unwrap().status(), 200);
+//! // The zombie: its grant came before.
+//! assert_eq!(set("33").await.unwrap().status(), 412);
+//! // Nothing is written without a token, and anybody may read without one.
+//! let nobody = Request::put("/inventory/1234").body(Body::empty()).unwrap();
+//! assert_eq!(app.clone().oneshot(nobody).await.unwrap().status(), 428);
+//! let reader = Request::get("/inventory/1234").body(Body::empty()).unwrap();
+//! assert_eq!(app.clone().oneshot(reader).await.unwrap().status(), 200);
+//! # }
+//! # #[cfg(not(feature = "axum"))]
+//! # fn main() {}
+//! ```
+//!
+//! # What it is worth
+//!
+//! **The layer alone is not safe.** A check followed by a write is a race: token 33 passes the
+//! check and sleeps, 34 passes and writes, 33 wakes and writes. The layer is enough only where the
+//! effect of the handler cannot be overtaken. Elsewhere it is an early refusal, and the write
+//! itself has to be fenced: by [`FencedTx`](crate::sql) on the same marks.
+//!
+//! **Claim first, then read.** A holder that reads, computes and writes must send its token with
+//! the read too, so that no older holder writes between. A read with a token raises the mark and
+//! is refused when it is stale; a read without one passes, and is no more than a look.
+//!
+//! Only marks that are shared by all who serve the resource protect it. Memory marks are those of
+//! one process and are forgotten when it ends: see [`MemoryMarks`](crate::marks::MemoryMarks).
+//!
+//! # The answers
+//!
+//! | the request | the answer |
+//! |---|---|
+//! | token at or above the mark | passes; the response has `X-Fencing-Token` with the token |
+//! | token below the mark | 412 `stale-token`. Final: the lease is lost, a retry cannot succeed |
+//! | no token, method other than GET, HEAD, OPTIONS and TRACE | 428 `missing-token` |
+//! | no token, one of these methods | passes without a claim, and the store is not asked |
+//! | not exactly one token: malformed, 0, too large, two lines, a list | 400 `malformed-token` |
+//! | no resource in it: bad percent-encoding, a name that is none | 400 `invalid-resource` |
+//! | the store of marks does not answer | 503 `fence-unavailable` with `Retry-After` |
+//! | the store gave up waiting for others | 503 `contended` with `Retry-After` |
+//! | the fence is wired wrongly | 500 `misconfigured` |
+//!
+//! Refusals are documents of `application/problem+json` (RFC 9457), with a [`Problem`](crate::Problem)
+//! in the extensions of the response, by which an outer layer can answer in its own words. The
+//! error of the service stays that of the inner one: a refusal is a response.
+//!
+//! Each refusal is one event of `tracing`, target `fencing::guard`, with the fields `resource`,
+//! `token`, `last_token` and `verdict` (the name of the answer): at INFO what the caller did, at
+//! WARN what the store did, at ERROR what the wiring did.
+//!
+//! # The name of the resource
+//!
+//! The lock, the mark and the layer must mean the same by a name, which is compared byte by byte.
+//!
+//! - **Two spellings of one row are two resources.** With `inventory:item:{id}`, the paths
+//!   `/inventory/1` and `/inventory/01` are two marks, while a handler with `Path<i64>` writes one
+//!   row for both: the zombie only needs the other spelling. Make the name canonical, with
+//!   [`resource_with`](FenceLayer::resource_with), or refuse in the handler what is not. Letters
+//!   in two cases, `+1`, UUIDs with and without hyphens are the same trap.
+//! - Percent-encoding is not: `/docs/a%2Fb` and `/docs/%61%2fb` are one resource, `a/b`. In a
+//!   wildcard, `{*rest}` in the route and `{rest}` in the template, `%2F` and `/` are therefore
+//!   the same too.
+//! - **Put the tenant into the template** where there are tenants: `{tenant}:item:{id}`. A router
+//!   that is nested under two paths has the same marks under both otherwise.
+//! - Requests that touch several resources need a claim on each, in one transaction. One layer
+//!   makes one claim.
+//!
+//! # Where it goes
+//!
+//! **`route_layer`, inside authentication and routing.** 401, 403 and 404 come first, and only who
+//! is authenticated may raise a mark: with a high token, a stranger could shut the holder out.
+//! In axum, what is added later is further out, so add authentication after the fence.
+//!
+//! - `Router::layer` works for the routes there are, and answers 500 for unknown paths, which have
+//!   no parameters. Around a whole `Router` every request is 500: no route was chosen yet.
+//! - `Router::route_layer` wraps the answer 405 of its routes too: a DELETE that nobody serves is
+//!   428 without a token, and 405 with one that it claims. Where 405 is to come first, use the
+//!   `route_layer` of the method router: `put(set_quantity).route_layer(fence)`.
+//! - CORS goes outside: then preflights never meet the fence, and pages can read refusals. Allow the
+//!   header in `Access-Control-Allow-Headers`.
+//! - A timeout inside the fence ends the handler, one outside may also end the wait for the store:
+//!   then the mark may have been raised, the handler was not called.
+//! - Retries belong outside, and must not retry 412.
+//!
+//! A handler with a [`Claim`](crate::Claim) among its arguments does not run where the layer is
+//! missing: it is answered 500. `Option<Claim>` is for handlers that also serve requests that may
+//! come without a token. A service without axum finds the claim in the extensions of the request:
+//! `request.extensions().get::<Claim>()`.
+//!
+//! # Any tower service
+//!
+//! Without axum the resource comes from a function of the head of the request. No feature of this
+//! crate is needed. Bodies are generic; the one of the response must be `From<Bytes>`.
+//!
+//! ```
+//! use bytes::Bytes;
+//! use fencing::guard::FenceLayer;
+//! use fencing::marks::MemoryMarks;
+//! use fencing::{Claim, Problem, ProblemKind, Resource};
+//! use http::request::Parts;
+//! use http::{Request, Response};
+//! use http_body_util::Full;
+//! use tower::{ServiceBuilder, ServiceExt, service_fn};
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() {
+//! fn file(parts: &Parts) -> Result<Resource, Problem> {
+//!     let name = parts.uri.path().strip_prefix("/files/");
+//!     let name = name.ok_or_else(|| Problem::new(ProblemKind::INVALID_RESOURCE))?;
+//!     Ok(Resource::from_path_segment(name)?)
+//! }
+//!
+//! let service = ServiceBuilder::new()
+//!     .layer(FenceLayer::new(MemoryMarks::ephemeral()).resource_with(file))
+//!     .service(service_fn(|request: Request<Full<Bytes>>| async move {
+//!         let claim = request.extensions().get::<Claim>().cloned();
+//!         let name = claim.map(|claim| claim.resource().to_string());
+//!         Ok::<_, std::convert::Infallible>(Response::new(Full::<Bytes>::from(name.unwrap_or_default())))
+//!     }));
+//!
+//! let request = Request::put("/files/report%202").header("x-fencing-token", "7");
+//! let response = service.oneshot(request.body(Full::default()).unwrap()).await.unwrap();
+//! assert_eq!(response.status(), 200);
+//! # }
+//! ```
 
 mod admit;
 #[cfg(feature = "axum")]
