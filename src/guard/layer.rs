@@ -25,7 +25,15 @@ pub struct FenceLayer<R = Resolver> {
 }
 
 /// In place of the [`Resolver`] of a [`FenceLayer`] that was not told yet what it protects. It is
-/// no [`Layer`] until then.
+/// no [`Layer`] until then:
+///
+/// ```compile_fail,E0277
+/// use fencing::guard::FenceLayer;
+/// use fencing::marks::MemoryMarks;
+/// use tower::Layer;
+///
+/// let fenced = FenceLayer::new(MemoryMarks::ephemeral()).layer(());
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct NoResource(());
 

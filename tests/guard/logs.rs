@@ -60,6 +60,21 @@ impl Marks for Down {
     }
 }
 
+/// What is told about one refusal. Other tests of this process may meet an event for the first
+/// time just now, with nobody listening, and have it switched off for all: then it is switched on
+/// again and the request sent once more.
+async fn told<R>(lines: &Lines, refuse: impl AsyncFn() -> R) -> (R, Vec<String>) {
+    for _ in 0..1000 {
+        let refusal = refuse().await;
+        let told = lines.take();
+        if !told.is_empty() {
+            return (refusal, told);
+        }
+        tracing::callsite::rebuild_interest_cache();
+    }
+    panic!("nothing was told");
+}
+
 #[tokio::test]
 async fn a_refusal_is_told_once_with_its_fields_and_an_acceptance_is_not() {
     let lines = Lines::default();
@@ -67,9 +82,11 @@ async fn a_refusal_is_told_once_with_its_fields_and_an_acceptance_is_not() {
     let service = fence(MemoryMarks::ephemeral()).hide_last_token(true).layer(Plain::default());
     assert_eq!(status(&service, put("/doc/1", "34")).await, 200);
     assert_eq!(lines.take(), [""; 0]);
-    assert_eq!(refused(&service, put("/doc/1", "33")).await.0, 412);
+    let (answer, told_of) =
+        told(&lines, async || refused(&service, put("/doc/1", "33")).await).await;
+    assert_eq!(answer, (412, "stale-token"));
     assert_eq!(
-        lines.take(),
+        told_of,
         [
             "INFO message=request refused resource=\"1\" token=33 last_token=34 verdict=\"stale-token\""
         ],
@@ -79,6 +96,8 @@ async fn a_refusal_is_told_once_with_its_fields_and_an_acceptance_is_not() {
     let line = lines.take().join("\n");
     assert!(line.starts_with("INFO ") && line.contains("verdict=\"missing-token\""), "{line}");
     assert!(line.contains("resource=\"1\"") && !line.contains(" token="), "{line}");
+    assert_eq!(status(&service, put("/doc/1", "34")).await, 200);
+    assert_eq!(lines.take(), [""; 0]);
 }
 
 #[tokio::test]
@@ -86,8 +105,25 @@ async fn trouble_of_the_store_is_told_with_its_cause() {
     let lines = Lines::default();
     let _guard = tracing::subscriber::set_default(lines.clone());
     let service = fence(Down).layer(Plain::default());
-    assert_eq!(refused(&service, put("/doc/1", "33")).await.0, 503);
-    let line = lines.take().join("\n");
+    let (answer, told) = told(&lines, async || refused(&service, put("/doc/1", "33")).await).await;
+    assert_eq!(answer, (503, "fence-unavailable"));
+    let [line] = told.as_slice() else { panic!("{told:?}") };
     assert!(line.starts_with("WARN ") && line.contains("verdict=\"fence-unavailable\""), "{line}");
     assert!(line.contains("db7"), "{line}");
+}
+
+#[cfg(feature = "axum")]
+#[tokio::test]
+async fn a_broken_template_is_told_when_the_layer_is_built() {
+    let lines = Lines::default();
+    let _guard = tracing::subscriber::set_default(lines.clone());
+    let broken =
+        || fencing::guard::FenceLayer::new(MemoryMarks::ephemeral()).resource("inventory:{id");
+    let (layer, told_of) = told(&lines, async || broken()).await;
+    let [line] = told_of.as_slice() else { panic!("{told_of:?}") };
+    assert!(line.starts_with("ERROR ") && line.contains("inventory:{id"), "{line}");
+    let service = layer.layer(Plain::default());
+    let (answer, told) = told(&lines, async || refused(&service, put("/1", "33")).await).await;
+    assert_eq!(answer, (500, "misconfigured"));
+    assert!(told[0].starts_with("ERROR ") && told[0].contains("misconfigured"), "{told:?}");
 }

@@ -4,7 +4,7 @@ use axum::Router;
 use axum::routing;
 use fencing::guard::FenceLayer;
 use fencing::marks::{Marks, MemoryMarks};
-use fencing::{Claim, Problem, Resource};
+use fencing::{Claim, Problem, ProblemKind, Resource};
 use http::{Method, Request};
 use std::sync::Arc;
 use tower_http::cors::CorsLayer;
@@ -293,4 +293,26 @@ async fn a_read_without_a_token_does_not_ask_for_the_resource() {
     let app = Router::new().route("/docs/{id}", routing::get(handler)).route_layer(fence("{idd}"));
     assert_eq!(status(&app, get("/docs/1", "")).await, 200);
     assert_eq!(refused(&app, get("/docs/1", "3")).await, (500, "misconfigured"));
+}
+
+/// The trap the docs name: a handler that reads the parameter as a number writes one row for both
+/// spellings, and the fence has a mark for each. A canonical name closes it.
+#[tokio::test]
+async fn two_spellings_of_one_row_are_two_resources_unless_the_name_is_canonical() {
+    let app = inventory();
+    assert_eq!(status(&app, put("/inventory/1", "34")).await, 200);
+    assert_eq!(status(&app, put("/inventory/01", "33")).await, 200, "the zombie gets through");
+
+    let canonical = |parts: &http::request::Parts| -> Result<Resource, Problem> {
+        let (_, id) = parts.uri.path().rsplit_once('/').unwrap_or_default();
+        let id: i64 = id.parse().map_err(|_| Problem::new(ProblemKind::INVALID_RESOURCE))?;
+        Ok(Resource::new(format!("inventory:item:{id}"))?)
+    };
+    let layer = FenceLayer::new(MemoryMarks::ephemeral()).resource_with(canonical);
+    let app = Router::new().route("/inventory/{id}", routing::put(handler)).route_layer(layer);
+    assert_eq!(status(&app, put("/inventory/1", "34")).await, 200);
+    for uri in ["/inventory/1", "/inventory/01", "/inventory/+1"] {
+        assert_eq!(refused(&app, put(uri, "33")).await, (412, "stale-token"), "{uri}");
+    }
+    assert_eq!(refused(&app, put("/inventory/x", "34")).await, (400, "invalid-resource"));
 }

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use fencing::marks::{Check, Marks, MarksError, MarksErrorKind, MemoryMarks, conformance};
 use fencing::{Claim, Resource, Token, Verdict};
+use tokio::sync::Semaphore;
 
 type Map = HashMap<String, i64>;
 
@@ -155,4 +156,30 @@ async fn a_store_that_looks_and_then_writes_is_found() {
 #[should_panic(expected = "shared")]
 async fn marks_that_are_not_shared_are_found() {
     conformance::run_shared(MemoryMarks::ephemeral(), MemoryMarks::ephemeral()).await;
+}
+
+/// A store with a few connections that loses one whenever its answer is not waited for.
+#[derive(Debug)]
+struct LosesConnections(Arc<Semaphore>, Arc<MemoryMarks>);
+
+impl Marks for LosesConnections {
+    fn advance(&self, claim: &Claim) -> Check {
+        let (pool, verdict) = (Arc::clone(&self.0), self.1.decide(claim));
+        Check::Pending(Box::pin(async move {
+            if let Ok(connection) = pool.acquire().await {
+                connection.forget();
+            }
+            tokio::task::yield_now().await;
+            pool.add_permits(1);
+            Ok(verdict)
+        }))
+    }
+}
+
+/// The clock of the runtime runs ahead to the end of the suite's patience.
+#[tokio::test(start_paused = true)]
+#[should_panic(expected = "got no answer")]
+async fn a_store_that_loses_connections_of_dropped_checks_is_found() {
+    let pool = Arc::new(Semaphore::new(5));
+    conformance::run(LosesConnections(pool, Arc::new(MemoryMarks::ephemeral()))).await;
 }
