@@ -4,11 +4,11 @@ use std::fmt;
 use std::sync::Arc;
 
 use http::request::Parts;
-use http::{HeaderMap, HeaderName, HeaderValue, Method};
+use http::{Extensions, HeaderMap, HeaderName, HeaderValue, Method};
 
 use super::refuse;
 use super::resolve::Resolver;
-use crate::marks::{Marks, MarksError, MarksErrorKind};
+use crate::marks::{Check, Marks, MarksError, MarksErrorKind};
 use crate::{Claim, ClaimState, Problem, ProblemKind, Token, Verdict};
 
 /// All that a [`Fence`](super::Fence) was told, shared by its clones.
@@ -16,7 +16,16 @@ pub(super) struct Config {
     pub(super) marks: Arc<dyn Marks>,
     pub(super) options: Options,
     pub(super) resolver: Resolver,
+    /// At level exclusive.
+    pub(super) gate: Option<Gate>,
 }
+
+#[cfg(feature = "exclusive")]
+pub(super) use super::gate::Gate;
+/// Without the feature there is none.
+#[cfg(not(feature = "exclusive"))]
+#[derive(Debug)]
+pub(super) enum Gate {}
 
 #[derive(Clone, Debug)]
 pub(super) struct Options {
@@ -56,30 +65,54 @@ impl Config {
         }
     }
 
-    /// Makes an answer of the store final: the claim stands, or here is why not.
+    /// Asks the store of marks, and at level exclusive for a turn at the gate after it. The permit
+    /// goes along with the request.
+    pub(super) fn check(&self, claim: &Claim, extensions: &mut Extensions) -> Check {
+        match &self.gate {
+            None => self.marks.advance(claim),
+            #[cfg(feature = "exclusive")]
+            Some(gate) => {
+                let (permit, check) = gate.check(&self.marks, claim);
+                extensions.insert(permit);
+                check
+            }
+            #[cfg(not(feature = "exclusive"))]
+            Some(none) => {
+                let _ = extensions;
+                match *none {}
+            }
+        }
+    }
+
+    /// As [`judge`], with the mark in the answer only if callers may know it.
     pub(super) fn judge(
         &self,
         claim: &Claim,
         answer: Result<Verdict, MarksError>,
     ) -> Result<(), Problem> {
-        match answer {
-            Ok(Verdict::Accepted) => {
-                claim.note(ClaimState::Claimed);
-                Ok(())
-            }
-            Ok(Verdict::Stale { last_token }) => {
-                claim.note(ClaimState::Stale);
-                let problem = refuse::log(Problem::stale(claim, last_token), None);
-                let hide = self.options.hide_last_token;
-                Err(if hide { problem.without_last_token() } else { problem })
-            }
-            Err(error) => {
-                let kind = match error.kind() {
-                    MarksErrorKind::Contended => ProblemKind::CONTENDED,
-                    MarksErrorKind::Unavailable => ProblemKind::FENCE_UNAVAILABLE,
-                };
-                Err(refuse::log(Problem::new(kind).with_claim(claim), Some(&error)))
-            }
+        let hide = self.options.hide_last_token;
+        judge(claim, answer)
+            .map_err(|problem| if hide { problem.without_last_token() } else { problem })
+    }
+}
+
+/// Makes an answer of the store final: the claim stands, or here is why not.
+pub(super) fn judge(claim: &Claim, answer: Result<Verdict, MarksError>) -> Result<(), Problem> {
+    match answer {
+        Ok(Verdict::Accepted) => {
+            claim.note(ClaimState::Claimed);
+            Ok(())
+        }
+        Ok(Verdict::Stale { last_token }) => {
+            claim.note(ClaimState::Stale);
+            Err(refuse::log(Problem::stale(claim, last_token), None))
+        }
+        Err(error) => {
+            let kind = match error.kind() {
+                MarksErrorKind::Contended => ProblemKind::CONTENDED,
+                MarksErrorKind::Unavailable => ProblemKind::FENCE_UNAVAILABLE,
+            };
+            Err(refuse::log(Problem::new(kind).with_claim(claim), Some(&error)))
         }
     }
 }

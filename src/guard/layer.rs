@@ -6,7 +6,7 @@ use http::request::Parts;
 use tower_layer::Layer;
 
 use super::X_FENCING_TOKEN;
-use super::admit::{Config, Options};
+use super::admit::{Config, Gate, Options};
 use super::resolve::Resolver;
 use super::service::Fence;
 use crate::marks::Marks;
@@ -104,6 +104,18 @@ impl FenceLayer<NoResource> {
     }
 }
 
+impl FenceLayer {
+    pub(super) fn fence<S>(&self, inner: S, gate: Option<Gate>) -> Fence<S> {
+        let config = Config {
+            marks: Arc::clone(&self.marks),
+            options: self.options.clone(),
+            resolver: self.resolver.clone(),
+            gate,
+        };
+        Fence::new(inner, Arc::new(config))
+    }
+}
+
 impl<R> FenceLayer<R> {
     /// Reads the token from another header than `X-Fencing-Token`, and echoes it there.
     pub fn header(mut self, name: HeaderName) -> Self {
@@ -130,12 +142,7 @@ impl<S> Layer<S> for FenceLayer {
     type Service = Fence<S>;
 
     fn layer(&self, inner: S) -> Fence<S> {
-        let config = Config {
-            marks: Arc::clone(&self.marks),
-            options: self.options.clone(),
-            resolver: self.resolver.clone(),
-        };
-        Fence::new(inner, Arc::new(config))
+        self.fence(inner, None)
     }
 }
 

@@ -167,6 +167,8 @@ mod admit;
 #[cfg(feature = "axum")]
 mod extract;
 mod future;
+#[cfg(feature = "exclusive")]
+mod gate;
 mod layer;
 mod refuse;
 mod resolve;
@@ -177,6 +179,10 @@ mod template;
 use http::HeaderName;
 
 pub use self::future::ResponseFuture;
+#[cfg(feature = "exclusive")]
+pub use self::gate::{
+    Exclusive, ExclusiveFuture, ExclusiveLayer, Gate, GatePermit, OvertakenError, PermitBody,
+};
 pub use self::layer::{FenceLayer, NoResource};
 pub use self::resolve::Resolver;
 pub use self::service::Fence;

@@ -66,6 +66,8 @@ where
             Ok(Admission::Unclaimed) => {
                 // The claim of another fence further out is not one on this resource.
                 parts.extensions.remove::<crate::Claim>();
+                #[cfg(feature = "exclusive")]
+                parts.extensions.remove::<super::GatePermit>();
                 parts.extensions.insert(Unclaimed);
                 let inner = self.inner.call(Request::from_parts(parts, body));
                 return ResponseFuture::inner(inner, None);
@@ -73,8 +75,8 @@ where
             Err(problem) => return self.refuse(problem),
         };
         parts.extensions.insert(claim.clone());
+        let check = self.config.check(&claim, &mut parts.extensions);
         let request = Request::from_parts(parts, body);
-        let check = self.config.marks.advance(&claim);
         let echo = Echo { name: self.config.options.header.clone(), value: text, claim };
         match check {
             Check::Ready(answer) => match self.config.judge(&echo.claim, answer) {

@@ -1,0 +1,52 @@
+use tower_layer::Layer;
+
+use super::{Exclusive, Gate};
+use crate::guard::{Fence, FenceLayer};
+
+/// A [`FenceLayer`] with a [`Gate`] behind it: level *exclusive*. Made by
+/// [`FenceLayer::exclusive`].
+///
+/// Cloning is cheap, and clones share marks and gate.
+#[derive(Clone, Debug)]
+#[must_use = "a layer that wraps nothing fences nothing"]
+pub struct ExclusiveLayer {
+    fence: FenceLayer,
+    gate: Gate,
+}
+
+impl FenceLayer {
+    /// Has requests wait at `gate` until those of older tokens have left: level *exclusive*, for
+    /// what this process alone owns, as files or a device. [`Gate`] says what has to hold.
+    ///
+    /// Say it last. Layers over the same resources must share the gate as they share the marks.
+    ///
+    /// The body of a response is wrapped in a [`PermitBody`](super::PermitBody).
+    ///
+    /// ```
+    /// # #[cfg(feature = "axum")] {
+    /// use axum::{Router, routing::put};
+    /// use fencing::Claim;
+    /// use fencing::guard::{FenceLayer, Gate};
+    /// use fencing::marks::MemoryMarks;
+    ///
+    /// async fn write(claim: Claim, body: String) { /* nobody of an older token is at it */ }
+    ///
+    /// let marks = MemoryMarks::ephemeral();
+    /// let app: Router = Router::new()
+    ///     .route("/reports/{name}", put(write))
+    ///     .route_layer(FenceLayer::new(marks).resource("report:{name}").exclusive(Gate::new()));
+    /// # }
+    /// ```
+    pub fn exclusive(self, gate: Gate) -> ExclusiveLayer {
+        ExclusiveLayer { fence: self, gate }
+    }
+}
+
+impl<S> Layer<S> for ExclusiveLayer {
+    type Service = Fence<Exclusive<S>>;
+
+    fn layer(&self, inner: S) -> Self::Service {
+        let inner = Exclusive::new(inner, self.gate.cancel_older);
+        self.fence.fence(inner, Some(self.gate.clone()))
+    }
+}
