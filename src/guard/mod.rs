@@ -56,7 +56,8 @@
 //! **The layer alone is not safe.** A check followed by a write is a race: token 33 passes the
 //! check and sleeps, 34 passes and writes, 33 wakes and writes. The layer is enough only where the
 //! effect of the handler cannot be overtaken. Elsewhere it is an early refusal, and the write
-//! itself has to be fenced: by [`FencedTx`](crate::sql) on the same marks.
+//! itself has to be fenced: by [`FencedTx`](crate::sql) on the same marks. What one process alone
+//! owns, as files, stands behind a [`Gate`]: [`FenceLayer::exclusive`].
 //!
 //! **Claim first, then read.** A holder that reads, computes and writes must send its token with
 //! the read too, so that no older holder writes between. A read with a token raises the mark and
@@ -76,7 +77,8 @@
 //! | not exactly one token: malformed, 0, too large, two lines, a list | 400 `malformed-token` |
 //! | no resource in it: bad percent-encoding, a name that is none | 400 `invalid-resource` |
 //! | the store of marks does not answer | 503 `fence-unavailable` with `Retry-After` |
-//! | the store gave up waiting for others | 503 `contended` with `Retry-After` |
+//! | the store, or one waiting at a [`Gate`], gave up waiting for others | 503 `contended` with `Retry-After` |
+//! | it was cancelled for a newer one, see [`Gate::cancel_older`] | 500 `outcome-unknown` |
 //! | the fence is wired wrongly | 500 `misconfigured` |
 //!
 //! Refusals are documents of `application/problem+json` (RFC 9457), with a [`Problem`](crate::Problem)

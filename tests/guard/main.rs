@@ -9,6 +9,8 @@
 
 #[cfg(feature = "axum")]
 mod extractor;
+#[cfg(all(feature = "axum", feature = "exclusive", feature = "testing"))]
+mod gate;
 #[cfg(feature = "axum")]
 mod headers;
 mod logs;
