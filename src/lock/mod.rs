@@ -8,6 +8,8 @@ mod memory;
 mod owner_token;
 #[cfg(feature = "server")]
 pub mod rules;
+#[cfg(all(feature = "server", feature = "_sql"))]
+mod sql;
 #[cfg(feature = "server")]
 mod store;
 
@@ -18,5 +20,7 @@ pub use self::memory::MemoryLocks;
 #[cfg(feature = "server")]
 pub use self::owner_token::OwnerTokenHash;
 pub use self::owner_token::{InvalidOwnerToken, OwnerToken};
+#[cfg(all(feature = "server", feature = "_sql"))]
+pub use self::sql::{LockDatabase, SqlLocks, SqlLocksError, SqlLocksErrorKind};
 #[cfg(feature = "server")]
 pub use self::store::{Acquired, Held, LockStore, StoreError};

@@ -1,7 +1,7 @@
 //! The fence inside the database: mark and protected write in one transaction.
 
-mod backend;
-mod checkout;
+pub(crate) mod backend;
+pub(crate) mod checkout;
 mod claims;
 mod error;
 mod marks;
@@ -10,7 +10,7 @@ mod options;
 mod retry;
 #[cfg(feature = "sqlite")]
 mod sqlite;
-mod tables;
+pub(crate) mod tables;
 mod tx;
 
 pub use self::backend::FencedDatabase;

@@ -125,5 +125,10 @@ fn throw_everything(site: impl AsyncFn() -> Site, cases: u32) {
 
 #[test]
 fn whatever_is_thrown_at_it_is_answered_memory() {
-    throw_everything(async || Site::memory(), 3000);
+    throw_everything(Site::memory, 3000);
+}
+
+#[test]
+fn whatever_is_thrown_at_it_is_answered_sqlite() {
+    throw_everything(Site::sqlite, 300);
 }

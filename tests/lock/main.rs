@@ -16,4 +16,5 @@ mod grants;
 mod hang_up;
 mod secrets;
 mod site;
+mod sqlite;
 mod waiting;

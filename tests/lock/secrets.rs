@@ -1,21 +1,28 @@
 //! I7: nothing that others can read lets them renew or release.
 
+use std::cell::RefCell;
 use std::io;
-use std::sync::{Arc, Mutex};
+use std::sync::OnceLock;
 
 use axum::body::Body;
 use http::{Method, Request};
 use serde_json::json;
-use tracing_subscriber::fmt::MakeWriter;
 
 use crate::site::{Answer, Site, on_every_store, post, raw, send};
 
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
+thread_local! {
+    static LOG: RefCell<Option<Vec<u8>>> = const { RefCell::new(None) };
+}
+
+/// Writes what a thread logs to the capture of that thread.
+///
+/// A subscriber of the thread's own would be simpler, but which events are wanted is remembered
+/// for all threads at once.
+struct Log;
 
 impl io::Write for Log {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.lock().unwrap().extend_from_slice(bytes);
+        LOG.with_borrow_mut(|log| log.as_mut().map(|log| log.extend_from_slice(bytes)));
         Ok(bytes.len())
     }
 
@@ -24,29 +31,22 @@ impl io::Write for Log {
     }
 }
 
-impl<'a> MakeWriter<'a> for Log {
-    type Writer = Self;
-
-    fn make_writer(&'a self) -> Self {
-        self.clone()
-    }
-}
-
 impl Log {
-    /// Captures what this thread, and so this test's runtime, logs at every level.
-    fn capture() -> (Self, tracing::subscriber::DefaultGuard) {
-        let log = Self::default();
-        let subscriber = tracing_subscriber::fmt()
-            .with_max_level(tracing::Level::TRACE)
-            .with_ansi(false)
-            .with_writer(log.clone())
-            .finish();
-        let guard = tracing::subscriber::set_default(subscriber);
-        (log, guard)
+    /// Begins to capture what this thread, and so this test's runtime, logs at every level.
+    fn capture() {
+        static GLOBAL: OnceLock<()> = OnceLock::new();
+        GLOBAL.get_or_init(|| {
+            tracing_subscriber::fmt()
+                .with_max_level(tracing::Level::TRACE)
+                .with_ansi(false)
+                .with_writer(|| Self)
+                .init();
+        });
+        LOG.set(Some(Vec::new()));
     }
 
-    fn text(&self) -> String {
-        String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
+    fn text() -> String {
+        String::from_utf8(LOG.take().unwrap()).unwrap()
     }
 }
 
@@ -64,7 +64,7 @@ async fn with_id(site: &Site, method: Method, path: &str, body: serde_json::Valu
 }
 
 async fn i7_the_owner_token_is_in_no_log_and_no_other_answer(site: Site) {
-    let (log, _guard) = Log::capture();
+    Log::capture();
     let app = &site.app;
     let body = json!({ "owner": "worker-1", "ttl_ms": 60_000, "owner_token": SECRET });
     let mut seen_by_others = Vec::new();
@@ -95,7 +95,7 @@ async fn i7_the_owner_token_is_in_no_log_and_no_other_answer(site: Site) {
     for answer in &seen_by_others {
         assert!(!format!("{answer:?}").contains(SECRET), "{answer:?}");
     }
-    let text = log.text();
+    let text = Log::text();
     assert!(!text.contains(SECRET) && !text.contains(OTHER), "{text}");
     let line = |what: &str| {
         let line = text.lines().find(|line| line.contains(what));

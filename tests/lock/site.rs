@@ -5,33 +5,50 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
-use fencing::lock::{Endpoint, LockStore, MemoryLocks};
+use fencing::lock::{Endpoint, LockStore, MemoryLocks, SqlLocks};
 use fencing::testing::ManualClock;
 use http::{HeaderMap, Method, Request, StatusCode};
 use http_body_util::BodyExt;
 use serde_json::{Value, json};
+use sqlx::sqlite::SqliteConnectOptions;
+use tempfile::TempDir;
 use tower::ServiceExt;
 
 pub struct Site {
     pub app: Router,
     pub clock: ManualClock,
     pub store: Arc<dyn LockStore>,
-    /// Lifts the floor the way a bump does.
-    memory: Option<Arc<MemoryLocks>>,
+    kind: Kind,
+}
+
+enum Kind {
+    Memory(Arc<MemoryLocks>),
+    Sqlite {
+        pool: sqlx::SqlitePool,
+        /// Goes when the test ends.
+        _directory: TempDir,
+    },
 }
 
 impl Site {
-    pub fn memory() -> Self {
+    pub async fn memory() -> Self {
         let clock = ManualClock::new();
         let locks = Arc::new(MemoryLocks::with_clock(Arc::new(clock.clone())));
-        let mut site = Self::over(Arc::clone(&locks) as Arc<dyn LockStore>, clock);
-        site.memory = Some(locks);
-        site
+        Self::over(locks.clone(), clock, Kind::Memory(locks))
     }
 
-    pub fn over(store: Arc<dyn LockStore>, clock: ManualClock) -> Self {
+    pub async fn sqlite() -> Self {
+        let clock = ManualClock::new();
+        let directory = tempfile::tempdir().unwrap();
+        let options = SqliteConnectOptions::new().filename(directory.path().join("locks.db"));
+        let locks = SqlLocks::open(options).await.unwrap().with_clock(Arc::new(clock.clone()));
+        let kind = Kind::Sqlite { pool: locks.pool().clone(), _directory: directory };
+        Self::over(Arc::new(locks), clock, kind)
+    }
+
+    fn over(store: Arc<dyn LockStore>, clock: ManualClock, kind: Kind) -> Self {
         let app = nest(Endpoint::new(Arc::clone(&store)), &clock);
-        Self { app, clock, store, memory: None }
+        Self { app, clock, store, kind }
     }
 
     /// Another endpoint over the same store, built differently.
@@ -39,9 +56,18 @@ impl Site {
         nest(build(Endpoint::new(Arc::clone(&self.store))), &self.clock)
     }
 
+    /// Lifts the floor the way a bump does.
     pub async fn lift_floor(&self, floor: i64) {
-        let floor = fencing::Token::new(floor).unwrap();
-        self.memory.as_ref().unwrap().lift_floor(floor);
+        match &self.kind {
+            Kind::Memory(locks) => locks.lift_floor(fencing::Token::new(floor).unwrap()),
+            Kind::Sqlite { pool, .. } => {
+                sqlx::query("UPDATE fencing_floor SET floor = max(floor, ?1)")
+                    .bind(floor)
+                    .execute(pool)
+                    .await
+                    .unwrap();
+            }
+        }
     }
 
     pub fn pass(&self, ms: u64) {
@@ -184,7 +210,13 @@ macro_rules! on_every_store {
         mod memory {
             $(#[tokio::test]
             async fn $name() {
-                super::$name(crate::site::Site::memory()).await;
+                super::$name(crate::site::Site::memory().await).await;
+            })+
+        }
+        mod sqlite {
+            $(#[tokio::test]
+            async fn $name() {
+                super::$name(crate::site::Site::sqlite().await).await;
             })+
         }
     };

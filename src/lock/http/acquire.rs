@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 use super::body::Fields;
 use super::delivery::Delivery;
 use super::request_id::RequestId;
-use super::{Shared, answer, unavailable};
+use super::{Shared, answer, stopped, unavailable};
 use crate::lock::rules::Ask;
 use crate::lock::{Acquired, Held, OwnerToken, StoreError};
 use crate::{Problem, ProblemKind, Resource};
@@ -26,7 +26,7 @@ pub(super) async fn acquire(
     request_id: RequestId,
 ) -> Result<Response, Problem> {
     let started = shared.clock.elapsed();
-    let job = Job::new(&shared, resource.clone(), fields, request_id.clone(), started)
+    let job = Job::new(&shared, resource.clone(), fields, request_id, started)
         .map_err(|problem| problem.with_resource(&resource))?;
     let secret = job.secret.clone();
     // Both ends of this go with the client: when it hangs up, this future is dropped.
@@ -40,8 +40,7 @@ pub(super) async fn acquire(
         }
         Ok((Outcome::Held(remaining), _)) => Ok(answer::held(&resource, remaining)),
         Ok((Outcome::Refused(problem), _)) => Err(problem),
-        // The task panicked, or the runtime is shutting down.
-        Err(error) => Err(unavailable(&StoreError::new(error), &resource, &request_id)),
+        Err(error) => Err(stopped(&error).with_resource(&resource)),
     };
     drop(here);
     answer

@@ -217,16 +217,29 @@ async fn release(State(shared): Ours, request: Request) -> Response {
             .and_then(|secret| secret.ok_or_else(no_owner_token))
             .map_err(|problem| problem.with_resource(&resource))?;
         let request_id = RequestId::of(&parts);
-        match shared.store.release(&resource, &secret.hash()).await {
-            Ok(Ok(())) => {
-                tracing::info!(%resource, %request_id, "released");
-                Ok(answer::no_content())
-            }
-            Ok(Err(refusal)) => Err(refused(refusal, &resource, &request_id, "not released")),
-            Err(error) => Err(unavailable(&error, &resource, &request_id)),
-        }
+        // In a task of its own: whoever hangs up after a release wants it all the same.
+        let step = async move {
+            let released = shared.store.release(&resource, &secret.hash()).await;
+            answer_release(released, &resource, &request_id)
+        };
+        tokio::spawn(step).await.map_err(|error| stopped(&error))?
     })
     .await
+}
+
+fn answer_release(
+    released: Result<Result<(), Refusal>, StoreError>,
+    resource: &Resource,
+    request_id: &RequestId,
+) -> Result<Response, Problem> {
+    match released {
+        Ok(Ok(())) => {
+            tracing::info!(%resource, %request_id, "released");
+            Ok(answer::no_content())
+        }
+        Ok(Err(refusal)) => Err(refused(refusal, resource, request_id, "not released")),
+        Err(error) => Err(unavailable(&error, resource, request_id)),
+    }
 }
 
 async fn show(State(shared): Ours, request: Request) -> Response {
@@ -288,4 +301,10 @@ fn unavailable(error: &StoreError, resource: &Resource, id: &RequestId) -> Probl
     let cause = std::error::Error::source(error).map(tracing::field::display);
     tracing::error!(%resource, request_id = %id, cause, "{error}");
     Problem::new(ProblemKind::LOCK_UNAVAILABLE).with_resource(resource)
+}
+
+/// A step's task panicked, or the runtime is shutting down.
+fn stopped(error: &tokio::task::JoinError) -> Problem {
+    tracing::error!(%error, "a step of the locks did not end");
+    Problem::new(ProblemKind::LOCK_UNAVAILABLE)
 }
