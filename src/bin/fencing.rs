@@ -1,2 +1,10 @@
 //! The `fencing` program.
-fn main() {}
+
+#[path = "../cli/mod.rs"]
+mod cli;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    cli::main()
+}

@@ -1,0 +1,243 @@
+//! `fencing serve`: the lock endpoint as a server.
+
+use std::future::Future;
+use std::io::{self, IsTerminal as _, Write as _};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use axum::Router;
+use axum::serve::ListenerExt as _;
+use clap::Args;
+use fencing::lock::{Endpoint, SqlLocks};
+use sqlx::Sqlite;
+use sqlx::sqlite::SqliteConnectOptions;
+use tokio::net::TcpListener;
+use tokio::sync::oneshot;
+use tracing_subscriber::EnvFilter;
+
+use super::failure::Failure;
+
+/// How long requests in progress may take to end once the server was told to stop.
+const GRACE: Duration = Duration::from_secs(5);
+
+const EXAMPLES: &str = "\
+Examples:
+  Try it out, on http://127.0.0.1:7070, with the locks in ./fencing.db:
+      fencing serve
+
+  Keep the locks elsewhere, on a port the system picks, and print it:
+      fencing serve --listen 127.0.0.1:0 --database sqlite:/var/lib/fencing/locks.db
+
+  Take a lock, renew it, give it back:
+      curl -X POST localhost:7070/locks/nightly-batch -H 'content-type: application/json' \\
+          -d '{\"owner\":\"worker-1\",\"ttl_seconds\":30,\"owner_token\":\"pick-a-random-one\"}'
+      curl -X POST localhost:7070/locks/nightly-batch/renew -H 'content-type: application/json' \\
+          -d '{\"owner_token\":\"pick-a-random-one\",\"ttl_seconds\":30}'
+      curl -X DELETE localhost:7070/locks/nightly-batch -H 'x-lock-owner-token: pick-a-random-one'
+
+Output:
+  When it is ready it prints one line to stdout, `listening on http://ADDRESS:PORT`. Logs go to
+  stderr. SIGTERM and Ctrl-C end it: it stops accepting, ends the waits of those who wait for a
+  lock, and gives requests in progress 5 seconds.
+
+Exit codes:
+  0  it was told to stop
+  1  it could not start, or failed: one line on stderr says why
+  2  the command line is wrong";
+
+/// Serves the lock endpoint: leases with strictly increasing fencing tokens, as JSON over HTTP.
+///
+/// The locks are kept in an SQLite file. A grant is answered once it is on the disk, so tokens go
+/// on rising over restarts and crashes. On SQLite time is this machine's clock: run all servers of
+/// one file on one machine.
+#[derive(Debug, Args)]
+#[command(after_long_help = EXAMPLES)]
+pub(super) struct Serve {
+    /// Where to listen: an address and a port; port 0 lets the system pick one.
+    ///
+    /// There are no keys yet: whoever reaches this address can take any lock. So an address that
+    /// other machines reach is refused unless --insecure-no-auth is given too.
+    #[arg(long, env = "FENCING_LISTEN", value_name = "ADDRESS:PORT", default_value = "127.0.0.1:7070", value_parser = listen)]
+    listen: String,
+
+    /// Where the locks are kept: sqlite:FILE. The file is created when it is missing, and its
+    /// tables with it.
+    #[arg(long, env = "FENCING_DATABASE", value_name = "URL", default_value = "sqlite:fencing.db")]
+    database: String,
+
+    /// The longest TTL a client may ask for, such as 90s, 15m or 24h.
+    #[arg(long, env = "FENCING_MAX_TTL", value_name = "DURATION", default_value = "24h", value_parser = duration)]
+    max_ttl: Duration,
+
+    /// The longest a lock may be held in all, however often it is renewed. No limit unless given.
+    #[arg(long, env = "FENCING_MAX_HOLD", value_name = "DURATION", value_parser = duration)]
+    max_hold: Option<Duration>,
+
+    /// What is logged: a level (error, warn, info, debug, trace) or filters such as
+    /// fencing=debug,sqlx=warn.
+    #[arg(long, env = "RUST_LOG", value_name = "FILTER", default_value = "info", value_parser = filter)]
+    log: String,
+
+    /// Listen on an address that other machines can reach, although anybody there can then take
+    /// and watch every lock.
+    #[arg(long)]
+    insecure_no_auth: bool,
+}
+
+impl Serve {
+    pub(super) fn run(self) -> Result<(), Failure> {
+        tracing_subscriber::fmt()
+            .with_env_filter(EnvFilter::try_new(&self.log).map_err(Failure::new)?)
+            .with_writer(io::stderr)
+            .with_ansi(io::stderr().is_terminal())
+            .init();
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .enable_all()
+            .build()
+            .map_err(|error| Failure::new(format!("cannot start the runtime: {error}")))?;
+        runtime.block_on(self.serve())
+    }
+
+    async fn serve(self) -> Result<(), Failure> {
+        let database = self.database_options()?;
+        let listener = self.bind().await?;
+        let cannot_open = |error: &dyn std::error::Error| {
+            Failure::of("cannot serve", error, "database", &self.database)
+        };
+        let locks: SqlLocks<Sqlite> =
+            SqlLocks::open(database).await.map_err(|error| cannot_open(&error))?;
+        let pool = locks.pool().clone();
+
+        let mut endpoint = Endpoint::new(locks).with_max_ttl(self.max_ttl);
+        if let Some(max_hold) = self.max_hold {
+            endpoint = endpoint.with_max_hold(max_hold);
+        }
+        let waits = endpoint.waits();
+        let app = Router::new().nest("/locks", endpoint.router());
+
+        // Before the line that says it is ready: from then on a signal must find the handlers.
+        let told = told_to_stop()
+            .map_err(|error| Failure::new(format!("cannot handle signals: {error}")))?;
+        let address = listener
+            .local_addr()
+            .map_err(|error| Failure::new(format!("cannot tell the address: {error}")))?;
+        say_ready(address);
+
+        let (stopping, stopped) = oneshot::channel();
+        let listener = listener.tap_io(|tcp| {
+            // Answers are small, and each is waited for.
+            let _ = tcp.set_nodelay(true);
+        });
+        let server = axum::serve(listener, app).with_graceful_shutdown(async move {
+            told.await;
+            tracing::info!("stopping");
+            waits.end();
+            let _ = stopping.send(());
+        });
+        let too_long = async move {
+            // The sender goes with the server when that fails by itself.
+            if stopped.await.is_err() {
+                std::future::pending::<()>().await;
+            }
+            tokio::time::sleep(GRACE).await;
+        };
+        tokio::select! {
+            served = server => {
+                served.map_err(|error| Failure::new(format!("the server failed: {error}")))?;
+            }
+            () = too_long => tracing::warn!("requests in progress were cut off"),
+        }
+        // Folds the write-ahead log into the file. Whatever is committed is safe without it.
+        if tokio::time::timeout(GRACE, pool.close()).await.is_err() {
+            tracing::warn!("the database was not closed in time");
+        }
+        Ok(())
+    }
+
+    fn database_options(&self) -> Result<SqliteConnectOptions, Failure> {
+        let scheme = self.database.split_once(':').map(|(scheme, _)| scheme);
+        if scheme != Some("sqlite") {
+            return Err(Failure::new(format!(
+                "unknown kind of database: use sqlite:FILE, scheme=`{}`",
+                // The rest of it may hold a password.
+                scheme.unwrap_or_default()
+            )));
+        }
+        self.database.parse().map_err(|error: sqlx::Error| {
+            Failure::of("cannot read the database url", &error, "database", &self.database)
+        })
+    }
+
+    async fn bind(&self) -> Result<TcpListener, Failure> {
+        let cannot =
+            |error: io::Error| Failure::of("cannot listen", &error, "listen", &self.listen);
+        let addresses: Vec<_> =
+            tokio::net::lookup_host(&self.listen).await.map_err(cannot)?.collect();
+        let open = addresses.iter().find(|address| !address.ip().to_canonical().is_loopback());
+        if let Some(open) = open
+            && !self.insecure_no_auth
+        {
+            return Err(Failure::new(format!(
+                "refusing an address that other machines can reach, since there are no keys yet: \
+                 listen on 127.0.0.1, or give --insecure-no-auth, listen=`{open}`"
+            )));
+        }
+        if open.is_some() {
+            tracing::warn!(listen = self.listen, "anybody who can reach this can take any lock");
+        }
+        TcpListener::bind(&*addresses).await.map_err(cannot)
+    }
+}
+
+#[allow(clippy::print_stdout, reason = "this line is the interface to whoever started it")]
+fn say_ready(address: SocketAddr) {
+    let mut stdout = io::stdout().lock();
+    let said = writeln!(stdout, "listening on http://{address}").and_then(|()| stdout.flush());
+    if let Err(error) = said {
+        tracing::warn!(%error, %address, "ready, but stdout is closed");
+    }
+}
+
+/// A future that is done at the first SIGTERM or Ctrl-C after this call.
+#[cfg(unix)]
+fn told_to_stop() -> io::Result<impl Future<Output = ()>> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let (mut terminate, mut interrupt) =
+        (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    Ok(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    })
+}
+
+/// A future that is done at the first Ctrl-C.
+#[cfg(not(unix))]
+fn told_to_stop() -> io::Result<impl Future<Output = ()>> {
+    Ok(async {
+        let _ = tokio::signal::ctrl_c().await;
+    })
+}
+
+fn listen(text: &str) -> Result<String, String> {
+    match text.rsplit_once(':') {
+        Some((host, port)) if !host.is_empty() && port.parse::<u16>().is_ok() => {
+            Ok(text.to_owned())
+        }
+        _ => Err("expected an address and a port, such as 127.0.0.1:7070".to_owned()),
+    }
+}
+
+fn duration(text: &str) -> Result<Duration, String> {
+    let expected = "expected a duration above zero, such as 500ms, 90s, 15m or 24h";
+    let parsed: jiff::SignedDuration = text.parse().map_err(|_| expected.to_owned())?;
+    match Duration::try_from(parsed) {
+        Ok(duration) if duration >= Duration::from_millis(1) => Ok(duration),
+        _ => Err(expected.to_owned()),
+    }
+}
+
+fn filter(text: &str) -> Result<String, String> {
+    EnvFilter::try_new(text).map(|_| text.to_owned()).map_err(|error| error.to_string())
+}
