@@ -1,0 +1,297 @@
+//! The service itself, apart from how it is started: routes, handlers, and how it is fenced.
+
+mod store;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::{Body, to_bytes};
+use axum::extract::{FromRequest, FromRequestParts, Path, Request, State};
+use axum::http::request::Parts;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use fencing::guard::FenceLayer;
+use fencing::lock::{Endpoint, LockStore, SqlLocks, Waits};
+use fencing::marks::Marks;
+use fencing::sql::{self, FenceError, SqlMarks};
+use fencing::{Claim, Problem, ProblemKind, Token};
+use serde::{Serialize, de::DeserializeOwned};
+use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous};
+
+use self::store::{Change, Op, Outcome, Store};
+
+const NOT_ENOUGH: ProblemKind =
+    ProblemKind::new("not-enough", StatusCode::CONFLICT, "There is not enough in stock");
+const NO_SUCH_ITEM: ProblemKind =
+    ProblemKind::new("no-such-item", StatusCode::NOT_FOUND, "There is no such item");
+
+/// Where the fence is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
+pub(crate) enum Level {
+    /// The layer checks, then the handler writes: a pause in between lets a stale write through.
+    Door,
+    /// The claim and the write are one transaction.
+    Transaction,
+}
+
+/// Whether there is a fence.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
+pub(crate) enum Fence {
+    /// Stale writes are refused.
+    On,
+    /// Nothing is checked, to show what goes wrong.
+    Off,
+}
+
+/// The name of the lock and mark of an item.
+pub(crate) fn resource_name(id: i64) -> String {
+    format!("inventory:item:{id}")
+}
+
+/// The service with its lock endpoint, on a database whose tables are made when missing.
+pub(crate) async fn open(database: &str, level: Level, fence: Fence) -> Result<App, OpenError> {
+    let Database { store, marks, locks } = Database::open(database).await?;
+    let claims = level == Level::Transaction && fence == Fence::On;
+    let items = Router::new()
+        .route("/inventory/{id}", get(show).put(put).delete(remove))
+        .route("/inventory/{id}/take", post(take))
+        .with_state(Stock { store: Arc::clone(&store), claims });
+    let items = match fence {
+        Fence::On => items.route_layer(FenceLayer::new(marks).resource("inventory:item:{id}")),
+        Fence::Off => items,
+    };
+    let log =
+        Router::new().route("/inventory/{id}/log", get(log)).with_state(Stock { store, claims });
+    let endpoint = Endpoint::new(locks);
+    let waits = endpoint.waits();
+    Ok(App { router: items.merge(log).nest("/locks", endpoint.router()), waits })
+}
+
+/// The service, ready to be served.
+pub(crate) struct App {
+    pub(crate) router: Router,
+    /// To end the waits for locks when the service stops.
+    pub(crate) waits: Waits,
+}
+
+pub(crate) type OpenError = Box<dyn std::error::Error + Send + Sync>;
+
+/// Data, marks and locks, all in one database.
+struct Database {
+    store: Arc<dyn Store>,
+    marks: Arc<dyn Marks>,
+    locks: Arc<dyn LockStore>,
+}
+
+impl Database {
+    async fn open(url: &str) -> Result<Self, OpenError> {
+        match url.split_once(':') {
+            Some(("sqlite", _)) => Self::sqlite(url).await,
+            _ => Err(format!("no support for this database, url=`{url}`").into()),
+        }
+    }
+
+    async fn sqlite(url: &str) -> Result<Self, OpenError> {
+        let options: SqliteConnectOptions = url.parse()?;
+        let options = options
+            .create_if_missing(true)
+            .journal_mode(SqliteJournalMode::Wal)
+            .synchronous(SqliteSynchronous::Full)
+            // One writer at a time: a handler that pauses for 8 s in its transaction holds up
+            // every other write to the file, of locks too.
+            .busy_timeout(Duration::from_secs(10));
+        // Apart, so that waiting handlers do not keep a holder from renewing.
+        let pool = SqlitePoolOptions::new().max_connections(16).connect_with(options.clone());
+        let pool = pool.await?;
+        let lock_pool = SqlitePoolOptions::new().max_connections(4).connect_with(options).await?;
+        sql::migrate(&pool).await?;
+        Ok(Self {
+            store: Arc::new(store::SqliteStore::open(pool.clone(), &store::SQLITE).await?),
+            marks: Arc::new(SqlMarks::new(pool)),
+            locks: Arc::new(SqlLocks::new(lock_pool).await?),
+        })
+    }
+}
+
+#[derive(Clone)]
+struct Stock {
+    store: Arc<dyn Store>,
+    /// Whether a write claims in its own transaction.
+    claims: bool,
+}
+
+impl Stock {
+    async fn change(&self, id: ItemId, op: Op, meta: Meta) -> Result<Outcome, FenceError> {
+        let change = Change {
+            id: id.0,
+            op,
+            token: meta.token,
+            claim: meta.claim.filter(|_| self.claims),
+            request_id: meta.request_id,
+            pause: meta.pause,
+        };
+        self.store.change(&change).await
+    }
+}
+
+#[derive(serde::Deserialize)]
+struct Quantity {
+    quantity: serde_json::Value,
+}
+
+impl Quantity {
+    fn at_least(&self, least: i64) -> Result<i64, Problem> {
+        self.quantity.as_i64().filter(|quantity| *quantity >= least).ok_or_else(|| {
+            Problem::invalid_field("quantity", format!("must be an integer, {least} or more"))
+        })
+    }
+}
+
+async fn put(
+    id: ItemId,
+    meta: Meta,
+    State(stock): State<Stock>,
+    Json(body): Json<Quantity>,
+) -> Result<StatusCode, Failure> {
+    stock.change(id, Op::Put(body.at_least(0)?), meta).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+async fn take(
+    id: ItemId,
+    meta: Meta,
+    State(stock): State<Stock>,
+    Json(body): Json<Quantity>,
+) -> Result<Response, Failure> {
+    #[derive(Serialize)]
+    struct Left {
+        quantity: i64,
+    }
+    let wanted = body.at_least(1)?;
+    match stock.change(id, Op::Take(wanted), meta).await? {
+        Outcome::Applied(left) => Ok(json(&Left { quantity: left.unwrap_or(0) })),
+        Outcome::NoSuchItem => Err(Problem::new(NO_SUCH_ITEM).into()),
+        Outcome::NotEnough { there } => Err(Problem::new(NOT_ENOUGH)
+            .with_detail(format!("wanted {wanted}, there are {there}"))
+            .into()),
+    }
+}
+
+async fn remove(id: ItemId, meta: Meta, State(stock): State<Stock>) -> Result<StatusCode, Failure> {
+    stock.change(id, Op::Delete, meta).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// With a token this is a claim: the layer raises the mark before the stock is read.
+async fn show(id: ItemId, State(stock): State<Stock>) -> Result<Response, Failure> {
+    match stock.store.show(id.0).await? {
+        Some(item) => Ok(json(&item)),
+        None => Err(Problem::new(NO_SUCH_ITEM).into()),
+    }
+}
+
+async fn log(id: ItemId, State(stock): State<Stock>) -> Result<Response, Failure> {
+    Ok(json(&stock.store.log(id.0).await?))
+}
+
+fn json(value: &impl Serialize) -> Response {
+    match serde_json::to_vec(value) {
+        Ok(body) => ([(header::CONTENT_TYPE, "application/json")], body).into_response(),
+        Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+    }
+}
+
+enum Failure {
+    Problem(Problem),
+    Fence(FenceError),
+}
+
+impl From<Problem> for Failure {
+    fn from(problem: Problem) -> Self {
+        Self::Problem(problem)
+    }
+}
+
+impl From<FenceError> for Failure {
+    fn from(error: FenceError) -> Self {
+        Self::Fence(error)
+    }
+}
+
+impl IntoResponse for Failure {
+    fn into_response(self) -> Response {
+        match self {
+            Self::Problem(problem) => problem.into_response(),
+            Self::Fence(error) => error.into_response(),
+        }
+    }
+}
+
+/// The item of the path, in its one spelling. `/inventory/01` would find the row of item 1 under
+/// the mark of `inventory:item:01`: two names for one row are no fence.
+struct ItemId(i64);
+
+impl<S: Send + Sync> FromRequestParts<S> for ItemId {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
+        let Path(text) = Path::<String>::from_request_parts(parts, state)
+            .await
+            .map_err(|_| Problem::new(ProblemKind::INVALID_RESOURCE))?;
+        match text.parse() {
+            Ok(id) if id > 0 && i64::to_string(&id) == text => Ok(Self(id)),
+            _ => Err(Problem::new(ProblemKind::INVALID_RESOURCE)
+                .with_detail("an item is a positive integer without leading zeros")),
+        }
+    }
+}
+
+/// What the headers say about a change.
+struct Meta {
+    claim: Option<Claim>,
+    token: Option<Token>,
+    request_id: String,
+    pause: Duration,
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for Meta {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
+        // Without the layer (`--fence off`) there is no claim: the token is for the log only.
+        let claim = parts.extensions.get::<Claim>().cloned();
+        let header = |name| parts.headers.get(name).and_then(|value| value.to_str().ok());
+        let token = header("x-fencing-token").and_then(|token| token.parse().ok());
+        let request_id = header("x-request-id").unwrap_or("-").to_owned();
+        let pause = match parts.headers.get("x-demo-pause-ms").map(|ms| ms.to_str()) {
+            None => Some(0),
+            Some(ms) => ms.ok().and_then(|ms| ms.parse().ok()).filter(|ms| *ms <= 8000),
+        };
+        let Some(pause) = pause else {
+            return Err(Problem::invalid_field("X-Demo-Pause-Ms", "must be 0 to 8000"));
+        };
+        Ok(Self { claim, token, request_id, pause: Duration::from_millis(pause) })
+    }
+}
+
+/// A JSON body of at most 64 KiB, refused with a problem document.
+struct Json<T>(T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Json<T> {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request<Body>, _: &S) -> Result<Self, Problem> {
+        let body = to_bytes(request.into_body(), 64 * 1024)
+            .await
+            .map_err(|_| Problem::new(ProblemKind::TOO_LARGE))?;
+        match serde_json::from_slice(&body) {
+            Ok(value) => Ok(Self(value)),
+            Err(error) if error.is_data() => {
+                Err(Problem::invalid_field("quantity", "the field is missing"))
+            }
+            Err(_) => Err(Problem::new(ProblemKind::MALFORMED_BODY)),
+        }
+    }
+}
