@@ -1,4 +1,5 @@
 use std::borrow::{Borrow, Cow};
+use std::convert::Infallible;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -180,6 +181,12 @@ impl TryFrom<String> for Resource {
     }
 }
 
+impl From<&Self> for Resource {
+    fn from(resource: &Self) -> Self {
+        resource.clone()
+    }
+}
+
 impl From<Resource> for String {
     fn from(resource: Resource) -> Self {
         resource.as_str().to_owned()
@@ -221,6 +228,12 @@ impl fmt::Display for InvalidResource {
 }
 
 impl std::error::Error for InvalidResource {}
+
+impl From<Infallible> for InvalidResource {
+    fn from(never: Infallible) -> Self {
+        match never {}
+    }
+}
 
 #[cfg(test)]
 mod tests {

@@ -1,0 +1,103 @@
+use std::task::{Context, Poll};
+
+use http::{HeaderName, HeaderValue, Request};
+use tower_layer::Layer;
+use tower_service::Service;
+
+use crate::Claim;
+
+/// The header that carries the token of a claim.
+pub const TOKEN_HEADER: HeaderName = HeaderName::from_static("x-fencing-token");
+
+/// Puts the token of `claim` on an outgoing request, as `X-Fencing-Token`. A token that is there
+/// already is replaced: a guard refuses two.
+///
+/// With a client that has requests of its own, set the header by hand; in reqwest:
+/// `.header("x-fencing-token", claim.token().to_string())`.
+///
+/// The answer 412 `stale-token` is final. To send the request again cannot succeed: the lease is
+/// lost, which [`Lease::report_stale`](super::Lease::report_stale) tells everybody who works under
+/// it. When no answer comes the request may have been served; sent again under the same claim it is
+/// not stale, but may be served twice.
+///
+/// ```
+/// use fencing::client::attach;
+/// use fencing::{Claim, Resource, Token};
+///
+/// let claim = Claim::new(Resource::new("inventory:item:1")?, Token::new(34)?);
+/// let mut request = http::Request::put("http://inventory/1").body("7")?;
+/// attach(&mut request, &claim);
+/// assert_eq!(request.headers()["x-fencing-token"], "34");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn attach<B>(request: &mut Request<B>, claim: &Claim) {
+    request.headers_mut().insert(TOKEN_HEADER, HeaderValue::from(claim.token()));
+}
+
+/// A tower layer for clients that puts the token of one claim on each request: [`attach`] for a
+/// stack of middleware. It sends each request once.
+///
+/// ```
+/// use fencing::client::AttachClaim;
+/// use fencing::{Claim, Resource, Token};
+/// use http::{Request, Response};
+/// use tower::{ServiceBuilder, ServiceExt, service_fn};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let claim = Claim::new(Resource::new("inventory:item:1")?, Token::new(34)?);
+/// let client = ServiceBuilder::new()
+///     .layer(AttachClaim::new(claim))
+///     .service(service_fn(async |request: Request<()>| {
+///         assert_eq!(request.headers()["x-fencing-token"], "34");
+///         Ok::<_, std::convert::Infallible>(Response::new(()))
+///     }));
+/// client.oneshot(Request::new(())).await?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct AttachClaim {
+    claim: Claim,
+}
+
+impl AttachClaim {
+    /// A layer that attaches `claim`.
+    #[must_use]
+    pub fn new(claim: Claim) -> Self {
+        Self { claim }
+    }
+}
+
+impl<S> Layer<S> for AttachClaim {
+    type Service = AttachClaimService<S>;
+
+    fn layer(&self, inner: S) -> Self::Service {
+        AttachClaimService { inner, claim: self.claim.clone() }
+    }
+}
+
+/// The service of [`AttachClaim`].
+#[derive(Clone, Debug)]
+pub struct AttachClaimService<S> {
+    inner: S,
+    claim: Claim,
+}
+
+impl<S, B> Service<Request<B>> for AttachClaimService<S>
+where
+    S: Service<Request<B>>,
+{
+    type Response = S::Response;
+    type Error = S::Error;
+    type Future = S::Future;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, mut request: Request<B>) -> S::Future {
+        attach(&mut request, &self.claim);
+        self.inner.call(request)
+    }
+}
