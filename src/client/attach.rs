@@ -1,13 +1,11 @@
 use std::task::{Context, Poll};
 
-use http::{HeaderName, HeaderValue, Request};
+use http::{HeaderValue, Request};
 use tower_layer::Layer;
 use tower_service::Service;
 
 use crate::Claim;
-
-/// The header that carries the token of a claim.
-pub const TOKEN_HEADER: HeaderName = HeaderName::from_static("x-fencing-token");
+use crate::guard::X_FENCING_TOKEN;
 
 /// Puts the token of `claim` on an outgoing request, as `X-Fencing-Token`. A token that is there
 /// already is replaced: a guard refuses two.
@@ -31,7 +29,7 @@ pub const TOKEN_HEADER: HeaderName = HeaderName::from_static("x-fencing-token");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn attach<B>(request: &mut Request<B>, claim: &Claim) {
-    request.headers_mut().insert(TOKEN_HEADER, HeaderValue::from(claim.token()));
+    request.headers_mut().insert(X_FENCING_TOKEN, HeaderValue::from(claim.token()));
 }
 
 /// A tower layer for clients that puts the token of one claim on each request: [`attach`] for a

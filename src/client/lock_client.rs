@@ -130,8 +130,8 @@ impl LockClient {
 
     /// Takes the time from `clock`, for tests.
     #[must_use]
-    pub fn with_clock(mut self, clock: impl Clock) -> Self {
-        self.clock = Arc::new(clock);
+    pub fn with_clock(mut self, clock: Arc<dyn Clock>) -> Self {
+        self.clock = clock;
         self
     }
 

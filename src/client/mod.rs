@@ -11,7 +11,7 @@ mod renew;
 mod timing;
 
 pub use self::acquire::Acquire;
-pub use self::attach::{AttachClaim, AttachClaimService, TOKEN_HEADER, attach};
+pub use self::attach::{AttachClaim, AttachClaimService, attach};
 pub use self::error::{ClientError, ClientErrorKind};
 pub use self::lease::{Lease, Lost, LostReason};
 pub use self::lock_client::LockClient;

@@ -38,8 +38,15 @@ pub struct ManualClock(Arc<Shared>);
 
 struct Shared {
     state: Mutex<State>,
+    counts: watch::Sender<Counts>,
+}
+
+#[derive(Clone, Copy, PartialEq, Default)]
+struct Counts {
     /// How many futures are asleep.
-    asleep: watch::Sender<usize>,
+    asleep: usize,
+    /// How many sleeps were begun so far.
+    begun: u64,
 }
 
 struct State {
@@ -47,7 +54,7 @@ struct State {
     elapsed: Duration,
     /// What sleeps are counted in: stands still in [`ManualClock::suspend`].
     timer: Duration,
-    next_id: u64,
+    begun: u64,
     sleepers: BTreeMap<u64, Sleeper>,
 }
 
@@ -69,10 +76,10 @@ impl ManualClock {
             // Not zero, so that arithmetic that would go below it is not hidden.
             elapsed: Duration::from_secs(1000),
             timer: Duration::ZERO,
-            next_id: 0,
+            begun: 0,
             sleepers: BTreeMap::new(),
         };
-        Self(Arc::new(Shared { state: Mutex::new(state), asleep: watch::Sender::new(0) }))
+        Self(Arc::new(Shared { state: Mutex::new(state), counts: watch::Sender::default() }))
     }
 
     /// Moves wall clock and monotonic clock on by `duration`, and wakes those whose time has come.
@@ -101,7 +108,7 @@ impl ManualClock {
     /// How many futures are asleep: polled, not done, not dropped.
     #[must_use]
     pub fn sleeping(&self) -> usize {
-        *self.0.asleep.borrow()
+        self.0.counts.borrow().asleep
     }
 
     /// Waits until at least `count` futures are asleep. Waits for ever if that never happens: give
@@ -110,14 +117,26 @@ impl ManualClock {
     /// Those whom [`advance`](Self::advance) has woken no longer count.
     pub async fn until_sleeping(&self, count: usize) {
         // The sender is in `self`, so it cannot go away meanwhile.
-        let _ = self.0.asleep.subscribe().wait_for(|asleep| *asleep >= count).await;
+        let _ = self.0.counts.subscribe().wait_for(|counts| counts.asleep >= count).await;
     }
 
-    /// How long until the first of the sleeping wakes.
+    /// How many sleeps were begun so far, whether they are over or not.
+    #[must_use]
+    pub fn begun(&self) -> u64 {
+        self.0.counts.borrow().begun
+    }
+
+    /// Waits until `count` sleeps were begun in all. With [`begun`](Self::begun) before a step of
+    /// the test, this tells that the code under test has gone to sleep *after* the step.
+    pub async fn until_begun(&self, count: u64) {
+        let _ = self.0.counts.subscribe().wait_for(|counts| counts.begun >= count).await;
+    }
+
+    /// How long until the first of those who sleep wakes.
     #[must_use]
     pub fn until_next_wake(&self) -> Option<Duration> {
         let state = self.lock();
-        let first = state.sleepers.values().filter(|s| s.waker.is_some()).map(|s| s.until).min()?;
+        let first = state.sleepers.values().map(|sleeper| sleeper.until).min()?;
         Some(first.saturating_sub(state.timer))
     }
 
@@ -142,7 +161,8 @@ impl ManualClock {
 
     fn publish(&self, state: &State) {
         let asleep = state.sleepers.values().filter(|s| s.waker.is_some()).count();
-        self.0.asleep.send_if_modified(|old| std::mem::replace(old, asleep) != asleep);
+        let counts = Counts { asleep, begun: state.begun };
+        self.0.counts.send_if_modified(|old| std::mem::replace(old, counts) != counts);
     }
 }
 
@@ -178,13 +198,14 @@ impl Clock for ManualClock {
 
     fn sleep(&self, duration: Duration) -> BoxFuture<'static, ()> {
         let mut state = self.lock();
-        let id = state.next_id;
-        state.next_id += 1;
+        let id = state.begun;
+        state.begun += 1;
         // The time counts from here, not from the first poll, as with tokio's timer.
         let until = state.timer.saturating_add(duration);
         if until > state.timer {
             state.sleepers.insert(id, Sleeper { until, waker: None });
         }
+        self.publish(&state);
         drop(state);
         Box::pin(Sleep { clock: self.clone(), id })
     }
@@ -237,6 +258,26 @@ mod tests {
         long.await.unwrap();
         assert_eq!(clock.elapsed() - start, Duration::from_secs(3));
         assert_eq!(clock.epoch_ms() - wall, 3000);
+    }
+
+    #[tokio::test]
+    async fn a_test_can_wait_for_the_next_sleep() {
+        let clock = ManualClock::new();
+        let task = tokio::spawn({
+            let clock = clock.clone();
+            async move {
+                for seconds in [3, 5] {
+                    clock.sleep(Duration::from_secs(seconds)).await;
+                }
+            }
+        });
+        clock.until_begun(1).await;
+        let begun = clock.begun();
+        clock.advance(Duration::from_secs(3));
+        clock.until_begun(begun + 1).await;
+        assert_eq!(clock.until_next_wake(), Some(Duration::from_secs(5)));
+        clock.advance(Duration::from_secs(5));
+        task.await.unwrap();
     }
 
     #[tokio::test]
