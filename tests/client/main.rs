@@ -1,9 +1,11 @@
 //! The client of the lock endpoint, against a server that fails on command.
 #![cfg(all(feature = "client", feature = "testing"))]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "they are tests")]
 
 mod acquire;
 mod answers;
 mod dropping;
+mod endpoint;
 mod fault;
 mod release;
 mod renewal;
