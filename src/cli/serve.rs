@@ -60,8 +60,8 @@ pub(super) struct Serve {
     #[arg(long, env = "FENCING_LISTEN", value_name = "ADDRESS:PORT", default_value = "127.0.0.1:7070", value_parser = listen)]
     listen: String,
 
-    /// Where the locks are kept: sqlite:FILE. The file is created when it is missing, and its
-    /// tables with it.
+    /// Where the locks are kept: sqlite:FILE. The file is created when it is missing, unless the URL
+    /// ends in ?mode=rw, and its tables with it.
     #[arg(long, env = "FENCING_DATABASE", value_name = "URL", default_value = "sqlite:fencing.db")]
     database: String,
 
@@ -163,9 +163,13 @@ impl Serve {
                 scheme.unwrap_or_default()
             )));
         }
-        self.database.parse().map_err(|error: sqlx::Error| {
-            Failure::of("cannot read the database url", &error, "database", &self.database)
-        })
+        let options: SqliteConnectOptions =
+            self.database.parse().map_err(|error: sqlx::Error| {
+                Failure::of("cannot read the database url", &error, "database", &self.database)
+            })?;
+        // Whoever writes a mode means it: `?mode=rw` is a file that must be there.
+        let says_mode = self.database.contains("?mode=") || self.database.contains("&mode=");
+        Ok(if says_mode { options } else { options.create_if_missing(true) })
     }
 
     async fn bind(&self) -> Result<TcpListener, Failure> {

@@ -40,7 +40,9 @@ impl Site {
     pub async fn sqlite() -> Self {
         let clock = ManualClock::new();
         let directory = tempfile::tempdir().unwrap();
-        let options = SqliteConnectOptions::new().filename(directory.path().join("locks.db"));
+        let options = SqliteConnectOptions::new()
+            .filename(directory.path().join("locks.db"))
+            .create_if_missing(true);
         let locks = SqlLocks::open(options).await.unwrap().with_clock(Arc::new(clock.clone()));
         let kind = Kind::Sqlite { pool: locks.pool().clone(), _directory: directory };
         Self::over(Arc::new(locks), clock, kind)

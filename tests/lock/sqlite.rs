@@ -21,7 +21,7 @@ use tempfile::TempDir;
 use crate::site::{Answer, post, secret};
 
 fn at(directory: &Path) -> SqliteConnectOptions {
-    SqliteConnectOptions::new().filename(directory.join("locks.db"))
+    SqliteConnectOptions::new().filename(directory.join("locks.db")).create_if_missing(true)
 }
 
 async fn another_process(directory: &TempDir) -> SqliteConnection {
@@ -71,10 +71,7 @@ async fn i2_a_database_that_may_lose_commits_is_refused() {
     ];
     for (journal, synchronous, durable) in cases {
         let directory = tempfile::tempdir().unwrap();
-        let options = at(directory.path())
-            .create_if_missing(true)
-            .journal_mode(journal)
-            .synchronous(synchronous);
+        let options = at(directory.path()).journal_mode(journal).synchronous(synchronous);
         let pool = SqlitePool::connect_with(options).await.unwrap();
         fencing::sql::migrate(&pool).await.unwrap();
         match SqlLocks::new(pool).await {
@@ -91,7 +88,7 @@ async fn i2_a_database_that_may_lose_commits_is_refused() {
 #[tokio::test]
 async fn missing_tables_are_told_at_start() {
     let directory = tempfile::tempdir().unwrap();
-    let pool = SqlitePool::connect_with(at(directory.path()).create_if_missing(true)).await;
+    let pool = SqlitePool::connect_with(at(directory.path())).await;
     let error = SqlLocks::new(pool.unwrap()).await.unwrap_err();
     assert_eq!(error.kind(), SqlLocksErrorKind::Tables);
 }

@@ -39,12 +39,14 @@ const TURN_TIMEOUT: Duration = Duration::from_secs(10);
 ///
 /// ```
 /// use fencing::lock::{Endpoint, SqlLocks};
+/// use sqlx::sqlite::SqliteConnectOptions;
 ///
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let directory = tempfile::tempdir()?;
 /// # std::env::set_current_dir(&directory)?;
-/// let locks = SqlLocks::open("sqlite:fencing.db".parse()?).await?;
+/// let file = SqliteConnectOptions::new().filename("fencing.db").create_if_missing(true);
+/// let locks = SqlLocks::open(file).await?;
 /// let app: axum::Router = axum::Router::new().nest("/locks", Endpoint::new(locks).router());
 /// # Ok(())
 /// # }

@@ -19,9 +19,10 @@ const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
 const CONNECTIONS: u32 = 4;
 
 impl SqlLocks<Sqlite> {
-    /// Locks in an SQLite file, which is made when it is missing, with its tables.
+    /// Locks in an SQLite file, in tables that are made when they are missing.
     ///
-    /// The file is set to write-ahead logging, each commit is flushed to the disk, and a step
+    /// A missing file is made only now, and only where `options` say `create_if_missing`: a file
+    /// that goes later does not come back empty, with its tokens starting again. The file is set to write-ahead logging, each commit is flushed to the disk, and a step
     /// waits up to 10 s for another writer. Other settings stay as they are in `options`.
     ///
     /// # Errors
@@ -39,14 +40,13 @@ impl SqlLocks<Sqlite> {
             .pragma("checkpoint_fullfsync", "1")
             .busy_timeout(BUSY_TIMEOUT)
             .disable_statement_logging();
-        let mut first = options.clone().create_if_missing(true).connect().await?;
+        let mut first = options.connect().await?;
         Sqlite::check_durability(&mut first).await?;
         first.close().await?;
         let pool = SqlitePoolOptions::new()
             .max_connections(CONNECTIONS)
             .acquire_timeout(BUSY_TIMEOUT)
             .test_before_acquire(false)
-            // A file that is gone does not come back empty, with its tokens starting again at 1.
             .connect_with(options.create_if_missing(false))
             .await?;
         crate::sql::migrate(&pool).await?;
@@ -75,18 +75,17 @@ impl Backend for Sqlite {
     /// each commit; with a rollback journal that is deleted to commit, only EXTRA syncs the
     /// directory too.
     async fn check_durability(conn: &mut SqliteConnection) -> Result<(), SqlLocksError> {
+        let file = "SELECT file FROM pragma_database_list WHERE name = 'main'";
+        let file: Option<String> = sqlx::query_scalar(file).fetch_one(&mut *conn).await?;
+        if file.is_none_or(|file| file.is_empty()) {
+            return Err(SqlLocksError::not_durable("it is not in a file"));
+        }
         let journal: String =
             sqlx::query_scalar("PRAGMA journal_mode").fetch_one(&mut *conn).await?;
         let synchronous: i64 =
             sqlx::query_scalar("PRAGMA synchronous").fetch_one(&mut *conn).await?;
         let busy: i64 = sqlx::query_scalar("PRAGMA busy_timeout").fetch_one(conn).await?;
         let (least, name) = match journal.as_str() {
-            "memory" => {
-                return Err(SqlLocksError::not_durable(
-                    "it keeps its journal or all of itself in memory; use a file with \
-                     journal_mode WAL",
-                ));
-            }
             "wal" | "truncate" | "persist" => (2, "FULL"),
             "delete" => (3, "EXTRA"),
             _ => {

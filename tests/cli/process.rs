@@ -1,0 +1,186 @@
+//! Runs the program and speaks HTTP to it.
+
+use std::ffi::OsStr;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::path::Path;
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
+
+/// How long anything may take that is not meant to wait.
+pub(crate) const BOUND: Duration = Duration::from_secs(60);
+
+/// The program, with nothing of this process's environment that it would look at.
+pub(crate) fn fencing() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_fencing"));
+    for variable in
+        ["FENCING_LISTEN", "FENCING_DATABASE", "FENCING_MAX_TTL", "FENCING_MAX_HOLD", "RUST_LOG"]
+    {
+        command.env_remove(variable);
+    }
+    command.stdin(Stdio::null());
+    command
+}
+
+/// Runs a command line that is expected to end by itself.
+pub(crate) fn run(arguments: &[&str]) -> Output {
+    let child = fencing().args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let server = Guard(Some(child.unwrap()));
+    server.end()
+}
+
+/// A child that does not outlive its test.
+pub(crate) struct Guard(Option<Child>);
+
+impl Guard {
+    /// Waits for it to end, within bounds.
+    pub(crate) fn end(mut self) -> Output {
+        let mut child = self.0.take().unwrap();
+        let began = now();
+        while child.try_wait().unwrap().is_none() {
+            if began.elapsed() > BOUND {
+                child.kill().unwrap();
+                panic!("it did not end: {:?}", child.wait_with_output());
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        child.wait_with_output().unwrap()
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.0.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// `fencing serve`, ready.
+pub(crate) struct Server {
+    child: Guard,
+    stdout: BufReader<ChildStdout>,
+    pub(crate) address: String,
+}
+
+impl Server {
+    pub(crate) fn start(directory: &Path) -> Self {
+        let database = format!("sqlite:{}", directory.join("locks.db").display());
+        Self::with(["--listen", "127.0.0.1:0", "--database", &database])
+    }
+
+    pub(crate) fn with<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> Self {
+        Self::of(fencing().arg("serve").args(arguments))
+    }
+
+    pub(crate) fn of(command: &mut Command) -> Self {
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut stdout = BufReader::new(child.stdout.take().unwrap());
+        let mut child = Guard(Some(child));
+        let mut line = String::new();
+        stdout.read_line(&mut line).unwrap();
+        let Some(address) = line.strip_prefix("listening on http://") else {
+            panic!("not ready: {line:?} {:?}", Guard(child.0.take()).end());
+        };
+        let address = address.trim_end().to_owned();
+        Self { child, stdout, address }
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        let child = self.child.0.as_ref().unwrap();
+        kill_process(Pid::from_child(child), signal).unwrap();
+    }
+
+    /// Waits for its end: the exit code, the rest of its stdout, its stderr.
+    pub(crate) fn end(mut self) -> (Option<i32>, String, String) {
+        let output = Guard(self.child.0.take()).end();
+        let mut rest = String::new();
+        self.stdout.read_to_string(&mut rest).unwrap();
+        (output.status.code(), rest, String::from_utf8(output.stderr).unwrap())
+    }
+
+    pub(crate) fn request(&self, request: &str) -> Answer {
+        try_request(&self.address, request).unwrap()
+    }
+
+    pub(crate) fn post(&self, path: &str, body: &Value) -> Answer {
+        try_post(&self.address, path, body).unwrap()
+    }
+
+    pub(crate) fn get(&self, path: &str) -> Answer {
+        self.request(&format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"))
+    }
+
+    /// Acquires `resource` for `owner`, whose owner token is made of the label.
+    pub(crate) fn take(&self, resource: &str, owner: &str, ttl_ms: u64) -> Answer {
+        try_take(&self.address, resource, owner, ttl_ms).unwrap()
+    }
+}
+
+pub(crate) fn secret(owner: &str) -> String {
+    format!("secret-of-{owner:_>10}")
+}
+
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    pub(crate) json: Value,
+}
+
+impl Answer {
+    #[track_caller]
+    pub(crate) fn granted_token(&self) -> i64 {
+        assert_eq!(self.json["acquired"], true, "{self:?}");
+        self.json["lock"]["token"].as_i64().unwrap()
+    }
+}
+
+pub(crate) fn try_take(
+    address: &str,
+    resource: &str,
+    owner: &str,
+    ttl_ms: u64,
+) -> std::io::Result<Answer> {
+    let body = json!({ "owner": owner, "ttl_ms": ttl_ms, "owner_token": secret(owner) });
+    try_post(address, &format!("/locks/{resource}"), &body)
+}
+
+pub(crate) fn try_post(address: &str, path: &str, body: &Value) -> std::io::Result<Answer> {
+    let body = body.to_string();
+    let request = format!(
+        "POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\
+         content-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    try_request(address, &request)
+}
+
+/// One request on one connection. An answer that is cut off is an error.
+pub(crate) fn try_request(address: &str, request: &str) -> std::io::Result<Answer> {
+    let mut socket = TcpStream::connect(address)?;
+    socket.set_read_timeout(Some(BOUND))?;
+    socket.write_all(request.as_bytes())?;
+    read_answer(&mut socket)
+}
+
+pub(crate) fn read_answer(socket: &mut TcpStream) -> std::io::Result<Answer> {
+    let mut text = String::new();
+    socket.read_to_string(&mut text)?;
+    let cut = || std::io::Error::from(std::io::ErrorKind::UnexpectedEof);
+    let (head, body) = text.split_once("\r\n\r\n").ok_or_else(cut)?;
+    let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).ok_or_else(cut)?;
+    let length = head.lines().find_map(|line| line.strip_prefix("content-length: "));
+    if length.is_some_and(|length| length.parse() != Ok(body.len())) {
+        return Err(cut());
+    }
+    Ok(Answer { status, json: serde_json::from_str(body).unwrap_or(Value::Null) })
+}
+
+#[allow(clippy::disallowed_methods, reason = "a bound on real processes")]
+pub(crate) fn now() -> Instant {
+    Instant::now()
+}
