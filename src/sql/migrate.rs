@@ -123,16 +123,17 @@ async fn run<DB: FencedDatabase>(
     }
     let text = tables.text(DB::SLOT, DB::QUOTE, DB::TEMPLATES);
     let columns = DB::columns(conn, tables).await?;
-    let is_there = |table: &str| {
-        let name = format!("{}{table}", tables.prefix());
-        columns.iter().any(|(found, _, _)| *found == name)
-    };
-    let versions = if is_there("schema") {
+    let name = |table: &str| format!("{}{table}", tables.prefix());
+    let is_there = |table: &str| columns.iter().any(|(found, _, _)| *found == name(table));
+    let record = (name("schema"), "version");
+    let versions = if columns.iter().any(|(t, c, _)| (t, &**c) == (&record.0, record.1)) {
         DB::versions(conn, text).await?
-    } else if let Some((table, _, _)) = DB::COLUMNS.iter().find(|(table, _, _)| is_there(table)) {
-        return Err(MigrateError::foreign(tables, table));
     } else {
-        Vec::new()
+        let foreign = DB::COLUMNS.iter().find(|(table, _, _)| is_there(table));
+        match foreign {
+            Some((table, _, _)) => return Err(MigrateError::foreign(tables, table)),
+            None => Vec::new(),
+        }
     };
     let known = i64::try_from(DB::MIGRATIONS.len()).unwrap_or(i64::MAX);
     let found = versions.last().copied().unwrap_or(0);

@@ -6,5 +6,10 @@
 #[allow(dead_code)]
 mod support;
 
+mod cancellation;
 mod contract;
+mod death;
+mod interleavings;
 mod migrations;
+mod names;
+mod only_sqlite;

@@ -1,12 +1,13 @@
 //! What the bodies need of a database, and the harness of each.
 
 use std::future::Future;
+use std::task::Poll;
 use std::time::Duration;
 
 use fencing::sql::{FencedDatabase, migrate};
 use fencing::{Claim, Resource, Token};
 use sqlx::pool::PoolOptions;
-use sqlx::{AssertSqlSafe, Pool};
+use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Pool};
 
 /// Makes a module for each database, with a test for each body named in it.
 macro_rules! on_every_database {
@@ -20,19 +21,40 @@ macro_rules! on_every_database {
 }
 pub(crate) use on_every_database;
 
+/// The same for bodies that are no futures, where no runtime is at hand.
+macro_rules! on_every_database_without_runtime {
+    ($($(#[$meta:meta])* $body:ident),+ $(,)?) => {
+        mod sqlite_without_runtime {
+            $($(#[$meta])* #[test] fn $body() {
+                super::$body::<sqlx::Sqlite>();
+            })+
+        }
+    };
+}
+pub(crate) use on_every_database_without_runtime;
+
 /// A database a body can run on.
 pub(crate) trait Harness: FencedDatabase<Connection: Send> {
     /// A fresh database, gone when it is dropped.
     type Place: Send + Sync;
 
+    /// The shortest lock timeout the database knows, from 100 ms.
+    const SHORT: Duration = Duration::from_millis(100);
+
     const STOCK: &str = "CREATE TABLE inventory (id BIGINT PRIMARY KEY, quantity BIGINT NOT NULL)";
 
     fn place() -> impl Future<Output = Self::Place> + Send;
 
-    fn options(place: &Self::Place) -> <Self::Connection as sqlx::Connection>::Options;
+    fn options(place: &Self::Place) -> Options<Self>;
 
     /// Runs a statement without parameters.
     fn run(
+        conn: &mut Self::Connection,
+        sql: &str,
+    ) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
+
+    /// Runs several statements.
+    fn script(
         conn: &mut Self::Connection,
         sql: &str,
     ) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
@@ -42,6 +64,11 @@ pub(crate) trait Harness: FencedDatabase<Connection: Send> {
         conn: &mut Self::Connection,
         sql: &str,
     ) -> impl Future<Output = Result<Option<i64>, sqlx::Error>> + Send;
+
+    /// Makes the database end or spoil the transaction that is open on the connection.
+    async fn spoil(conn: &mut Self::Connection, db: &Db<Self>)
+    where
+        Self: Sized;
 }
 
 impl Harness for sqlx::Sqlite {
@@ -63,19 +90,32 @@ impl Harness for sqlx::Sqlite {
         sqlx::query(AssertSqlSafe(sql)).execute(conn).await.map(drop)
     }
 
+    async fn script(conn: &mut Self::Connection, sql: &str) -> Result<(), sqlx::Error> {
+        sqlx::raw_sql(AssertSqlSafe(sql)).execute(conn).await.map(drop)
+    }
+
     async fn number(conn: &mut Self::Connection, sql: &str) -> Result<Option<i64>, sqlx::Error> {
         sqlx::query_scalar(AssertSqlSafe(sql)).fetch_optional(conn).await
+    }
+
+    async fn spoil(conn: &mut Self::Connection, _: &Db<Self>) {
+        let duplicate = "INSERT OR ROLLBACK INTO inventory (id, quantity) VALUES (1, 5)";
+        Self::run(conn, duplicate).await.unwrap_err();
     }
 }
 
 /// A database with the tables of the fence, and one item in stock: 10 pieces of item 1.
 pub(crate) struct Db<H: Harness> {
-    pub(crate) place: H::Place,
+    pub(crate) options: Options<H>,
+    _place: H::Place,
 }
+
+pub(crate) type Options<H> = <<H as sqlx::Database>::Connection as Connection>::Options;
 
 impl<H: Harness> Db<H> {
     pub(crate) async fn empty() -> Self {
-        Self { place: H::place().await }
+        let place = H::place().await;
+        Self { options: H::options(&place), _place: place }
     }
 
     pub(crate) async fn with_stock() -> Self {
@@ -84,6 +124,7 @@ impl<H: Harness> Db<H> {
         migrate(&pool).await.unwrap();
         let mut conn = pool.acquire().await.unwrap();
         H::run(&mut conn, H::STOCK).await.unwrap();
+        H::run(&mut conn, "CREATE TABLE ledger (token BIGINT NOT NULL)").await.unwrap();
         H::run(&mut conn, "INSERT INTO inventory (id, quantity) VALUES (1, 10)").await.unwrap();
         drop(conn);
         pool.close().await;
@@ -91,14 +132,10 @@ impl<H: Harness> Db<H> {
     }
 
     pub(crate) async fn pool(&self, max: u32) -> Pool<H> {
-        self.pool_with(max, H::options(&self.place)).await
+        self.pool_with(max, self.options.clone()).await
     }
 
-    pub(crate) async fn pool_with(
-        &self,
-        max: u32,
-        options: <H::Connection as sqlx::Connection>::Options,
-    ) -> Pool<H> {
+    pub(crate) async fn pool_with(&self, max: u32, options: Options<H>) -> Pool<H> {
         PoolOptions::new()
             .max_connections(max)
             .acquire_timeout(Duration::from_secs(20))
@@ -109,8 +146,7 @@ impl<H: Harness> Db<H> {
 
     /// What another client sees.
     pub(crate) async fn number(&self, sql: &str) -> Option<i64> {
-        use sqlx::{ConnectOptions, Connection};
-        let mut conn = H::options(&self.place).connect().await.unwrap();
+        let mut conn = self.options.connect().await.unwrap();
         let number = H::number(&mut conn, sql).await.unwrap();
         conn.close().await.unwrap();
         number
@@ -143,4 +179,23 @@ pub(crate) fn claim(token: i64) -> Claim {
 
 pub(crate) fn claim_on(resource: &str, token: i64) -> Claim {
     Claim::new(Resource::new(resource).unwrap(), Token::new(token).unwrap())
+}
+
+/// Polls a future `times` times, each time when it has been woken; `None` when it is not done by
+/// then. Dropping it after that is a cancellation at the await it stands at.
+pub(crate) async fn poll_times<F: Future>(times: usize, future: F) -> Option<F::Output> {
+    let mut future = std::pin::pin!(future);
+    let mut polled = 0;
+    std::future::poll_fn(|cx| {
+        if polled == times {
+            return Poll::Ready(None);
+        }
+        polled += 1;
+        match future.as_mut().poll(cx) {
+            Poll::Ready(output) => Poll::Ready(Some(output)),
+            Poll::Pending if polled == times => Poll::Ready(None),
+            Poll::Pending => Poll::Pending,
+        }
+    })
+    .await
 }
