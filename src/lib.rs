@@ -82,3 +82,8 @@ pub use self::claim::{Claim, ClaimState, Verdict};
 pub use self::problem::{Problem, ProblemKind};
 pub use self::resource::{InvalidResource, Resource};
 pub use self::token::{InvalidToken, Token};
+
+/// The examples of the README, compiled.
+#[cfg(all(doctest, feature = "full"))]
+#[doc = include_str!("../README.md")]
+struct Readme;
