@@ -301,6 +301,10 @@ fn database_class(error: &dyn sqlx::error::DatabaseError) -> Class {
     if error.try_downcast_ref::<sqlx::sqlite::SqliteError>().is_some() {
         return <sqlx::Sqlite as super::backend::Backend>::class(error);
     }
+    #[cfg(feature = "postgres")]
+    if error.try_downcast_ref::<sqlx::postgres::PgDatabaseError>().is_some() {
+        return <sqlx::Postgres as super::backend::Backend>::class(error);
+    }
     let _ = error;
     Class::Other
 }

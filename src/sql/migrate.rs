@@ -89,9 +89,9 @@ impl FenceOptions {
             return Ok(());
         }
         checkout.begin(self).await?;
-        let done = run::<DB>(checkout.conn(), &self.tables, true).await;
-        let done = match done {
-            Ok(()) => checkout.commit().await.map_err(MigrateError::from),
+        let done = match run::<DB>(checkout.conn(), &self.tables, true).await {
+            Ok(0) => Ok(()),
+            Ok(_) => checkout.commit().await.map_err(MigrateError::from),
             Err(error) => Err(error),
         };
         checkout.finish().await;
@@ -105,7 +105,7 @@ impl FenceOptions {
     /// As there.
     pub async fn verify<DB: FencedDatabase>(&self, pool: &Pool<DB>) -> Result<(), MigrateError> {
         let mut checkout = Checkout::acquire(pool).await?;
-        run::<DB>(checkout.conn(), &self.tables, false).await
+        run::<DB>(checkout.conn(), &self.tables, false).await.map(drop)
     }
 
     pub(crate) fn text<DB: Backend>(&self) -> &Text {
@@ -113,11 +113,12 @@ impl FenceOptions {
     }
 }
 
+/// Tells how many migrations were applied.
 async fn run<DB: FencedDatabase>(
     conn: &mut DB::Connection,
     tables: &Tables,
     apply: bool,
-) -> Result<(), MigrateError> {
+) -> Result<usize, MigrateError> {
     if apply {
         DB::lock_migrations(conn, tables).await?;
     }
@@ -147,12 +148,14 @@ async fn run<DB: FencedDatabase>(
         return Err(MigrateError::kind_of(MigrateErrorKind::Older { found, known }));
     }
     let missing = usize::try_from(found).unwrap_or(usize::MAX);
+    let mut applied = 0;
     for template in DB::MIGRATIONS.iter().skip(missing) {
+        applied += 1;
         DB::execute(conn, sql(tables.expand(template, DB::QUOTE))).await?;
     }
     check_shape::<DB>(&DB::columns(conn, tables).await?, tables)?;
     match DB::floor(conn, text).await? {
-        Some(_) => Ok(()),
+        Some(_) => Ok(applied),
         None => Err(MigrateError::shape(format!("{}floor has no row", tables.prefix()))),
     }
 }

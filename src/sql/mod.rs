@@ -7,6 +7,8 @@ mod error;
 mod marks;
 mod migrate;
 mod options;
+#[cfg(feature = "postgres")]
+mod postgres;
 mod retry;
 #[cfg(feature = "sqlite")]
 mod sqlite;

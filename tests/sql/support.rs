@@ -17,6 +17,11 @@ macro_rules! on_every_database {
                 super::$body::<sqlx::Sqlite>().await;
             })+
         }
+        mod postgres {
+            $($(#[$meta])* #[tokio::test] async fn $body() {
+                super::$body::<sqlx::Postgres>().await;
+            })+
+        }
     };
 }
 pub(crate) use on_every_database;
@@ -27,6 +32,11 @@ macro_rules! on_every_database_without_runtime {
         mod sqlite_without_runtime {
             $($(#[$meta])* #[test] fn $body() {
                 super::$body::<sqlx::Sqlite>();
+            })+
+        }
+        mod postgres_without_runtime {
+            $($(#[$meta])* #[test] fn $body() {
+                super::$body::<sqlx::Postgres>();
             })+
         }
     };
@@ -100,6 +110,78 @@ impl Harness for sqlx::Sqlite {
 
     async fn spoil(conn: &mut Self::Connection, _: &Db<Self>) {
         let duplicate = "INSERT OR ROLLBACK INTO inventory (id, quantity) VALUES (1, 5)";
+        Self::run(conn, duplicate).await.unwrap_err();
+    }
+}
+
+/// The URL of a server to make databases on, out of the environment.
+fn server(variable: &str) -> String {
+    std::env::var(variable).unwrap_or_else(|_| {
+        panic!("{variable} is not set: run the tests by tests/run, which starts the servers")
+    })
+}
+
+/// Runs a future to its end where there is no runtime or only one that may not block.
+fn block_on(future: impl Future<Output = ()> + Send + 'static) {
+    let run = || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        runtime.unwrap().block_on(future);
+    };
+    std::thread::spawn(run).join().unwrap();
+}
+
+/// A name that no other test run on the same server has.
+fn fresh_name() -> String {
+    use std::hash::{BuildHasher, RandomState};
+    format!("t{:016x}", RandomState::new().hash_one(()))
+}
+
+/// A schema of its own, which all connections have as their default.
+pub(crate) struct Schema {
+    server: String,
+    name: String,
+}
+
+impl Drop for Schema {
+    fn drop(&mut self) {
+        let (server, drop) = (self.server.clone(), format!("DROP SCHEMA {} CASCADE", self.name));
+        block_on(async move {
+            let mut conn = sqlx::PgConnection::connect(&server).await.unwrap();
+            let _ = sqlx::Postgres::run(&mut conn, &drop).await;
+        });
+    }
+}
+
+impl Harness for sqlx::Postgres {
+    type Place = Schema;
+
+    async fn place() -> Schema {
+        let schema = Schema { server: server("FENCING_TEST_POSTGRES"), name: fresh_name() };
+        let mut conn = sqlx::PgConnection::connect(&schema.server).await.unwrap();
+        Self::run(&mut conn, &format!("CREATE SCHEMA {}", schema.name)).await.unwrap();
+        schema
+    }
+
+    fn options(place: &Schema) -> sqlx::postgres::PgConnectOptions {
+        let options: sqlx::postgres::PgConnectOptions = place.server.parse().unwrap();
+        options.options([("search_path", &place.name)])
+    }
+
+    async fn run(conn: &mut Self::Connection, sql: &str) -> Result<(), sqlx::Error> {
+        sqlx::query(AssertSqlSafe(sql)).execute(conn).await.map(drop)
+    }
+
+    async fn script(conn: &mut Self::Connection, sql: &str) -> Result<(), sqlx::Error> {
+        sqlx::raw_sql(AssertSqlSafe(sql)).execute(conn).await.map(drop)
+    }
+
+    async fn number(conn: &mut Self::Connection, sql: &str) -> Result<Option<i64>, sqlx::Error> {
+        let sql = format!("SELECT n::bigint FROM ({sql}) AS q (n)");
+        sqlx::query_scalar(AssertSqlSafe(sql)).fetch_optional(conn).await
+    }
+
+    async fn spoil(conn: &mut Self::Connection, _: &Db<Self>) {
+        let duplicate = "INSERT INTO inventory (id, quantity) VALUES (1, 5)";
         Self::run(conn, duplicate).await.unwrap_err();
     }
 }
