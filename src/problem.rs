@@ -1,3 +1,5 @@
+mod grpc;
+
 use std::borrow::Cow;
 use std::fmt;
 use std::time::Duration;
@@ -9,7 +11,7 @@ use serde::ser::{Serialize, SerializeMap, Serializer};
 
 use crate::{Claim, InvalidResource, InvalidToken, Resource, Token};
 
-/// The kind of a [`Problem`]: its name, its HTTP status and a title for people.
+/// The kind of a [`Problem`]: its name, its HTTP and gRPC status and a title for people.
 ///
 /// The name goes on the wire as `urn:fencing:problem:NAME`, the `type` of RFC 9457. Two kinds are
 /// equal when their names are.
@@ -30,12 +32,14 @@ pub struct ProblemKind {
     name: &'static str,
     status: StatusCode,
     title: &'static str,
+    grpc_code: u8,
 }
 
 macro_rules! kinds {
-    ($($(#[$doc:meta])* $konst:ident = $name:literal, $status:ident, $title:literal;)+) => {
+    ($($(#[$doc:meta])* $konst:ident = $name:literal, $status:ident, $title:literal $(, grpc $grpc:ident)?;)+) => {
         impl ProblemKind {
-            $($(#[$doc])* pub const $konst: Self = Self::new($name, StatusCode::$status, $title);)+
+            $($(#[$doc])* pub const $konst: Self =
+                Self::new($name, StatusCode::$status, $title)$(.with_grpc_code(grpc::$grpc))?;)+
 
             #[cfg(test)]
             const ALL: &'static [Self] = &[$(Self::$konst),+];
@@ -57,11 +61,11 @@ kinds! {
     /// The store of marks did not answer. Nothing was applied.
     FENCE_UNAVAILABLE = "fence-unavailable", SERVICE_UNAVAILABLE, "The fence cannot be checked at the moment";
     /// Others were in the way for too long. Nothing was applied; a retry may succeed.
-    CONTENDED = "contended", SERVICE_UNAVAILABLE, "The resource is contended";
+    CONTENDED = "contended", SERVICE_UNAVAILABLE, "The resource is contended", grpc ABORTED;
     /// A write was sent and no verdict came back: it may or may not have been applied.
-    OUTCOME_UNKNOWN = "outcome-unknown", INTERNAL_SERVER_ERROR, "It is not known whether the write was applied";
+    OUTCOME_UNKNOWN = "outcome-unknown", INTERNAL_SERVER_ERROR, "It is not known whether the write was applied", grpc UNKNOWN;
     /// A part of the request was committed before its token turned out to be stale.
-    PARTLY_APPLIED = "partly-applied", INTERNAL_SERVER_ERROR, "A part of the request was applied before its token became stale";
+    PARTLY_APPLIED = "partly-applied", INTERNAL_SERVER_ERROR, "A part of the request was applied before its token became stale", grpc UNKNOWN;
     /// The fence is wired wrongly into the service.
     MISCONFIGURED = "misconfigured", INTERNAL_SERVER_ERROR, "The fence of this service is misconfigured";
     /// The protected write failed for a reason of its own. Nothing was applied.
@@ -96,7 +100,14 @@ impl ProblemKind {
     /// another (RFC 9457, section 3.1.3).
     #[must_use]
     pub const fn new(name: &'static str, status: StatusCode, title: &'static str) -> Self {
-        Self { name, status, title }
+        Self { name, status, title, grpc_code: grpc::code_of(status) }
+    }
+
+    /// The same with another gRPC status code than the one its HTTP status suggests.
+    #[must_use]
+    pub const fn with_grpc_code(mut self, code: u8) -> Self {
+        self.grpc_code = code;
+        self
     }
 
     /// The name, the last part of `urn:fencing:problem:NAME`.
@@ -109,6 +120,12 @@ impl ProblemKind {
     #[must_use]
     pub const fn status(self) -> StatusCode {
         self.status
+    }
+
+    /// The number of the gRPC status code it is answered with: 9 is `FAILED_PRECONDITION`.
+    #[must_use]
+    pub const fn grpc_code(self) -> u8 {
+        self.grpc_code
     }
 }
 
@@ -274,10 +291,18 @@ impl Problem {
     /// `Cache-Control: no-store`, `Retry-After` where there is one.
     #[must_use]
     pub fn into_http<B: From<Bytes>>(self) -> Response<B> {
-        let mut response = Response::new(B::from(Bytes::from(self.to_json())));
+        let body = B::from(Bytes::from(self.to_json()));
+        let mut response = self.into_head(body);
+        let media_type = HeaderValue::from_static(Self::MEDIA_TYPE);
+        response.headers_mut().insert(CONTENT_TYPE, media_type);
+        response
+    }
+
+    /// All of the response but what says how its body is to be read.
+    pub(crate) fn into_head<B>(self, body: B) -> Response<B> {
+        let mut response = Response::new(body);
         *response.status_mut() = self.status();
         let headers = response.headers_mut();
-        headers.insert(CONTENT_TYPE, HeaderValue::from_static(Self::MEDIA_TYPE));
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
         if let Some(after) = self.0.retry_after {
             headers.insert(RETRY_AFTER, retry_after_seconds(after));

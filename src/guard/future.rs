@@ -1,30 +1,32 @@
 use std::fmt;
 use std::future::Future;
+use std::marker::PhantomData;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use bytes::Bytes;
 use futures_core::future::BoxFuture;
 use http::{HeaderName, HeaderValue, Request, Response};
 use pin_project_lite::pin_project;
 use tower_service::Service;
 
 use super::admit::Config;
+use super::respond::{Documents, Refusal, Respond};
 use crate::marks::MarksError;
-use crate::{Claim, ClaimState, Problem, Verdict};
+use crate::{Claim, ClaimState, Verdict};
 
 pin_project! {
     /// The future of a response of a [`Fence`](super::Fence).
     ///
     /// Dropped while the store of marks is asked, the inner service is never called; the mark may
     /// or may not have been raised.
-    pub struct ResponseFuture<S, B>
+    pub struct ResponseFuture<S, B, W = Documents>
     where
         S: Service<Request<B>>,
     {
         #[pin]
         state: State<S, B, S::Future>,
+        refusals: PhantomData<fn() -> W>,
     }
 }
 
@@ -34,7 +36,7 @@ pin_project! {
         Inner { #[pin] future: F, echo: Option<Echo> },
         // Boxed, so that who does not have to wait does not carry the room for it.
         Waiting { waiting: Option<Box<Waiting<S, B>>> },
-        Refused { problem: Option<Problem> },
+        Refused { refusal: Option<Refusal> },
     }
 }
 
@@ -64,24 +66,28 @@ impl Echo {
     }
 }
 
-impl<S: Service<Request<B>>, B> ResponseFuture<S, B> {
+impl<S: Service<Request<B>>, B, W> ResponseFuture<S, B, W> {
     pub(super) fn inner(future: S::Future, echo: Option<Echo>) -> Self {
-        Self { state: State::Inner { future, echo } }
+        Self::new(State::Inner { future, echo })
     }
 
     pub(super) fn waiting(waiting: Waiting<S, B>) -> Self {
-        Self { state: State::Waiting { waiting: Some(Box::new(waiting)) } }
+        Self::new(State::Waiting { waiting: Some(Box::new(waiting)) })
     }
 
-    pub(super) fn refused(problem: Problem) -> Self {
-        Self { state: State::Refused { problem: Some(problem) } }
+    pub(super) fn refused(refusal: Refusal) -> Self {
+        Self::new(State::Refused { refusal: Some(refusal) })
+    }
+
+    fn new(state: State<S, B, S::Future>) -> Self {
+        Self { state, refusals: PhantomData }
     }
 }
 
-impl<S, B, R> Future for ResponseFuture<S, B>
+impl<S, B, R, W> Future for ResponseFuture<S, B, W>
 where
     S: Service<Request<B>, Response = Response<R>>,
-    R: From<Bytes>,
+    W: Respond<R>,
 {
     type Output = Result<Response<R>, S::Error>;
 
@@ -102,23 +108,23 @@ where
                     let Some(asked) = waiting.take() else { return Poll::Pending };
                     let Waiting { mut service, request, echo, config, .. } = *asked;
                     if let Err(problem) = config.judge(&echo.claim, answer) {
-                        return Poll::Ready(Ok(problem.into_http()));
+                        let refusal = Refusal::new(problem, request.headers());
+                        return Poll::Ready(Ok(refusal.into_response::<W, R>()));
                     }
                     let future = service.call(request);
                     state.set(State::Inner { future, echo: Some(echo) });
                 }
                 // Polled after its end, a future may stay pending, which is kinder than a panic.
-                StateProj::Refused { problem } => {
-                    return problem
-                        .take()
-                        .map_or(Poll::Pending, |it| Poll::Ready(Ok(it.into_http())));
+                StateProj::Refused { refusal } => {
+                    let Some(refusal) = refusal.take() else { return Poll::Pending };
+                    return Poll::Ready(Ok(refusal.into_response::<W, R>()));
                 }
             }
         }
     }
 }
 
-impl<S: Service<Request<B>>, B> fmt::Debug for ResponseFuture<S, B> {
+impl<S: Service<Request<B>>, B, W> fmt::Debug for ResponseFuture<S, B, W> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ResponseFuture").finish_non_exhaustive()
     }

@@ -1,4 +1,5 @@
 use std::fmt;
+use std::marker::PhantomData;
 use std::sync::Arc;
 
 use http::HeaderName;
@@ -8,6 +9,7 @@ use tower_layer::Layer;
 use super::X_FENCING_TOKEN;
 use super::admit::{Config, Gate, Options};
 use super::resolve::Resolver;
+use super::respond::{Documents, Grpc};
 use super::service::Fence;
 use crate::marks::Marks;
 use crate::{Problem, Resource};
@@ -18,10 +20,11 @@ use crate::{Problem, Resource};
 /// Cloning is cheap, and clones share the marks.
 #[derive(Clone)]
 #[must_use = "a layer that wraps nothing fences nothing"]
-pub struct FenceLayer<R = Resolver> {
+pub struct FenceLayer<R = Resolver, W = Documents> {
     marks: Arc<dyn Marks>,
     options: Options,
     resolver: R,
+    refusals: PhantomData<W>,
 }
 
 /// In place of the [`Resolver`] of a [`FenceLayer`] that was not told yet what it protects. It is
@@ -49,9 +52,11 @@ impl FenceLayer<NoResource> {
             require_on_safe_methods: false,
             hide_last_token: false,
         };
-        Self { marks: Arc::new(marks), options, resolver: NoResource(()) }
+        Self { marks: Arc::new(marks), options, resolver: NoResource(()), refusals: PhantomData }
     }
+}
 
+impl<W> FenceLayer<NoResource, W> {
     /// Protects the resource that `template` makes of the path parameters of axum:
     /// `inventory:item:{id}` under the route `/inventory/{id}` is `inventory:item:1234` for
     /// `/inventory/1234`.
@@ -67,7 +72,7 @@ impl FenceLayer<NoResource> {
     /// here and answered with 500 `misconfigured` from then on. So is, at each request, a template
     /// with a parameter that the route does not have, or has twice.
     #[cfg(feature = "axum")]
-    pub fn resource(self, template: &str) -> FenceLayer {
+    pub fn resource(self, template: &str) -> FenceLayer<Resolver, W> {
         self.resolved_by(Resolver::template(template))
     }
 
@@ -92,20 +97,21 @@ impl FenceLayer<NoResource> {
     /// );
     /// # let _ = layer;
     /// ```
-    pub fn resource_with<F>(self, resolve: F) -> FenceLayer
+    pub fn resource_with<F>(self, resolve: F) -> FenceLayer<Resolver, W>
     where
         F: Fn(&Parts) -> Result<Resource, Problem> + Send + Sync + 'static,
     {
         self.resolved_by(Resolver::function(resolve))
     }
 
-    fn resolved_by(self, resolver: Resolver) -> FenceLayer {
-        FenceLayer { marks: self.marks, options: self.options, resolver }
+    fn resolved_by(self, resolver: Resolver) -> FenceLayer<Resolver, W> {
+        let Self { marks, options, refusals, .. } = self;
+        FenceLayer { marks, options, resolver, refusals }
     }
 }
 
-impl FenceLayer {
-    pub(super) fn fence<S>(&self, inner: S, gate: Option<Gate>) -> Fence<S> {
+impl<W> FenceLayer<Resolver, W> {
+    pub(super) fn fence<S>(&self, inner: S, gate: Option<Gate>) -> Fence<S, W> {
         let config = Config {
             marks: Arc::clone(&self.marks),
             options: self.options.clone(),
@@ -117,6 +123,16 @@ impl FenceLayer {
 }
 
 impl<R> FenceLayer<R> {
+    /// For services whose response body cannot be made of bytes, as that of tonic's servers. Their
+    /// refusals have no body: to gRPC they are a status anyway, and any other request gets the HTTP
+    /// status alone. [gRPC](super#grpc) says more.
+    pub fn grpc(self) -> FenceLayer<R, Grpc> {
+        let Self { marks, options, resolver, .. } = self;
+        FenceLayer { marks, options, resolver, refusals: PhantomData }
+    }
+}
+
+impl<R, W> FenceLayer<R, W> {
     /// Reads the token from another header than `X-Fencing-Token`, and echoes it there.
     pub fn header(mut self, name: HeaderName) -> Self {
         self.options.header = name;
@@ -138,15 +154,15 @@ impl<R> FenceLayer<R> {
     }
 }
 
-impl<S> Layer<S> for FenceLayer {
-    type Service = Fence<S>;
+impl<S, W> Layer<S> for FenceLayer<Resolver, W> {
+    type Service = Fence<S, W>;
 
-    fn layer(&self, inner: S) -> Fence<S> {
+    fn layer(&self, inner: S) -> Fence<S, W> {
         self.fence(inner, None)
     }
 }
 
-impl<R: fmt::Debug> fmt::Debug for FenceLayer<R> {
+impl<R: fmt::Debug, W> fmt::Debug for FenceLayer<R, W> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("FenceLayer")
             .field("marks", &self.marks)

@@ -131,7 +131,8 @@
 //! # Any tower service
 //!
 //! Without axum the resource comes from a function of the head of the request. No feature of this
-//! crate is needed. Bodies are generic; the one of the response must be `From<Bytes>`.
+//! crate is needed. Bodies are generic; the one of the response must be `From<Bytes>`, or `Default`
+//! with [`FenceLayer::grpc`].
 //!
 //! ```
 //! use bytes::Bytes;
@@ -164,6 +165,83 @@
 //! assert_eq!(response.status(), 200);
 //! # }
 //! ```
+//!
+//! # gRPC
+//!
+//! A request with the content type `application/grpc` is refused in the words of gRPC: a response
+//! of trailers only, with the status that [`ProblemKind::grpc_code`](crate::ProblemKind::grpc_code)
+//! names and the metadata of [`Problem::to_grpc_trailers`](crate::Problem::to_grpc_trailers). For
+//! the servers of tonic, say [`grpc`](FenceLayer::grpc).
+//!
+//! | HTTP | gRPC |
+//! |---|---|
+//! | 412 `stale-token` | `FAILED_PRECONDITION`. Final, and clients with a retry policy are told so |
+//! | 428 `missing-token`, 400 `malformed-token`, 400 `invalid-resource` | `INVALID_ARGUMENT` |
+//! | 503 `fence-unavailable` | `UNAVAILABLE` |
+//! | 503 `contended` | `ABORTED` |
+//! | 500 `outcome-unknown` | `UNKNOWN` |
+//! | 500 `misconfigured` | `INTERNAL` |
+//!
+//! ```
+//! use fencing::guard::FenceLayer;
+//! use fencing::marks::MemoryMarks;
+//! use fencing::{Claim, Problem, ProblemKind, Resource};
+//! use http::request::Parts;
+//! use tonic::service::LayerExt;
+//! use tonic::transport::Server;
+//! # use tonic::body::Body;
+//! # #[derive(Clone)]
+//! # struct LedgerServer;
+//! # impl tonic::server::NamedService for LedgerServer {
+//! #     const NAME: &'static str = "bank.Ledger";
+//! # }
+//! # impl tower::Service<http::Request<Body>> for LedgerServer {
+//! #     type Response = http::Response<Body>;
+//! #     type Error = std::convert::Infallible;
+//! #     type Future = std::future::Ready<Result<Self::Response, Self::Error>>;
+//! #     fn poll_ready(&mut self, _: &mut std::task::Context<'_>) -> std::task::Poll<Result<(), Self::Error>> {
+//! #         std::task::Poll::Ready(Ok(()))
+//! #     }
+//! #     fn call(&mut self, _: http::Request<Body>) -> Self::Future {
+//! #         std::future::ready(Ok(http::Response::default()))
+//! #     }
+//! # }
+//!
+//! // The path names a method, so the resource is in the metadata, which takes visible ASCII:
+//! // hence percent-encoding.
+//! fn account(parts: &Parts) -> Result<Resource, Problem> {
+//!     let id = parts.headers.get("account-id").and_then(|id| id.to_str().ok());
+//!     let id = id.ok_or_else(|| Problem::new(ProblemKind::INVALID_RESOURCE))?;
+//!     Ok(Resource::from_path_segment(id)?)
+//! }
+//!
+//! let fence = FenceLayer::new(MemoryMarks::ephemeral()).resource_with(account).grpc();
+//!
+//! // Around one service: health checks, reflection and unknown methods need no token.
+//! # let ledger = LedgerServer;
+//! let server = Server::builder().add_service(fence.named_layer(ledger));
+//! # let ledger = LedgerServer;
+//! // Or around all that the server has.
+//! let server = Server::builder().layer(fence).add_service(ledger);
+//!
+//! // What the handler sees of it.
+//! async fn post(request: tonic::Request<String>) -> Result<tonic::Response<()>, tonic::Status> {
+//!     let claim = request.extensions().get::<Claim>();
+//!     let claim = claim.ok_or_else(|| tonic::Status::internal("the ledger is not fenced"))?;
+//!     // The account that is written to must be the one that was claimed.
+//!     # let _ = claim;
+//!     Ok(tonic::Response::new(()))
+//! }
+//! ```
+//!
+//! - **The metadata must name what the message is about.** The fence reads no message, so the handler
+//!   must take the account from the claim, or compare: a message about another account would be
+//!   written under a token that was never checked for it.
+//! - All methods of gRPC are POST, so none passes without a token.
+//! - A stream is decided once, when it begins. Later messages of it are not looked at: fence each
+//!   write, or use a [`Gate`], behind which a newer token waits until the stream has ended.
+//! - Behind tonic's `Routes::into_axum_router` all bodies are axum's: no `grpc()` is needed, and one
+//!   server can serve both kinds of request.
 
 mod admit;
 #[cfg(feature = "axum")]
@@ -174,6 +252,7 @@ mod gate;
 mod layer;
 mod refuse;
 mod resolve;
+mod respond;
 mod service;
 #[cfg(feature = "axum")]
 mod template;
@@ -187,6 +266,7 @@ pub use self::gate::{
 };
 pub use self::layer::{FenceLayer, NoResource};
 pub use self::resolve::Resolver;
+pub use self::respond::{Documents, Grpc, Respond};
 pub use self::service::Fence;
 
 /// The header that carries the fencing token, unless the layer is told another name.

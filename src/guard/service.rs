@@ -1,21 +1,23 @@
+use std::fmt;
+use std::marker::PhantomData;
 use std::mem;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use bytes::Bytes;
-use http::{Request, Response};
+use http::{HeaderMap, Request, Response};
 use tower_service::Service;
 
 use super::admit::{Admission, Config};
 use super::future::{Echo, ResponseFuture, Waiting};
+use super::respond::{Documents, Refusal, Respond};
 use crate::Problem;
 use crate::marks::Check;
 
 /// The service a [`FenceLayer`](super::FenceLayer) makes. See the [module](super).
-#[derive(Clone, Debug)]
-pub struct Fence<S> {
+pub struct Fence<S, W = Documents> {
     inner: S,
     config: Arc<Config>,
+    refusals: PhantomData<fn() -> W>,
 }
 
 /// In the extensions of a request that passed the layer without a claim, so that an extractor can
@@ -23,9 +25,9 @@ pub struct Fence<S> {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Unclaimed;
 
-impl<S> Fence<S> {
+impl<S, W> Fence<S, W> {
     pub(super) fn new(inner: S, config: Arc<Config>) -> Self {
-        Self { inner, config }
+        Self { inner, config, refusals: PhantomData }
     }
 
     /// The service behind the fence.
@@ -45,14 +47,14 @@ impl<S> Fence<S> {
     }
 }
 
-impl<S, B, R> Service<Request<B>> for Fence<S>
+impl<S, B, R, W> Service<Request<B>> for Fence<S, W>
 where
     S: Service<Request<B>, Response = Response<R>> + Clone,
-    R: From<Bytes>,
+    W: Respond<R>,
 {
     type Response = Response<R>;
     type Error = S::Error;
-    type Future = ResponseFuture<S, B>;
+    type Future = ResponseFuture<S, B, W>;
 
     #[inline]
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
@@ -72,7 +74,7 @@ where
                 let inner = self.inner.call(Request::from_parts(parts, body));
                 return ResponseFuture::inner(inner, None);
             }
-            Err(problem) => return self.refuse(problem),
+            Err(problem) => return self.refuse(problem, &parts.headers),
         };
         parts.extensions.insert(claim.clone());
         let check = self.config.check(&claim, &mut parts.extensions);
@@ -81,7 +83,7 @@ where
         match check {
             Check::Ready(answer) => match self.config.judge(&echo.claim, answer) {
                 Ok(()) => ResponseFuture::inner(self.inner.call(request), Some(echo)),
-                Err(problem) => self.refuse(problem),
+                Err(problem) => self.refuse(problem, request.headers()),
             },
             Check::Pending(check) => ResponseFuture::waiting(Waiting {
                 check,
@@ -94,7 +96,7 @@ where
     }
 }
 
-impl<S: Clone> Fence<S> {
+impl<S: Clone, W> Fence<S, W> {
     /// The instance that said it was ready: a clone of it has not, and must not be called.
     fn take_ready(&mut self) -> S {
         let unready = self.inner.clone();
@@ -103,11 +105,23 @@ impl<S: Clone> Fence<S> {
 
     /// The inner service is not called, so what it had reserved when it said it was ready is given
     /// back at once: this instance may be kept idle for long, and others wait for the place.
-    fn refuse<B>(&mut self, problem: Problem) -> ResponseFuture<S, B>
+    fn refuse<B>(&mut self, problem: Problem, asked: &HeaderMap) -> ResponseFuture<S, B, W>
     where
         S: Service<Request<B>>,
     {
         drop(self.take_ready());
-        ResponseFuture::refused(problem)
+        ResponseFuture::refused(Refusal::new(problem, asked))
+    }
+}
+
+impl<S: Clone, W> Clone for Fence<S, W> {
+    fn clone(&self) -> Self {
+        Self::new(self.inner.clone(), Arc::clone(&self.config))
+    }
+}
+
+impl<S: fmt::Debug, W> fmt::Debug for Fence<S, W> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Fence").field("inner", &self.inner).field("config", &self.config).finish()
     }
 }

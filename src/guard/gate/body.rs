@@ -60,6 +60,12 @@ impl<B: Body> PermitBody<B> {
 }
 
 /// The body of a refusal, that holds nothing.
+impl<B: Default> Default for PermitBody<B> {
+    fn default() -> Self {
+        Self { inner: Some(B::default()), hold: None }
+    }
+}
+
 impl<B: From<Bytes>> From<Bytes> for PermitBody<B> {
     fn from(bytes: Bytes) -> Self {
         Self { inner: Some(B::from(bytes)), hold: None }

@@ -1,7 +1,7 @@
 use tower_layer::Layer;
 
 use super::{Exclusive, Gate};
-use crate::guard::{Fence, FenceLayer};
+use crate::guard::{Documents, Fence, FenceLayer, Resolver};
 
 /// A [`FenceLayer`] with a [`Gate`] behind it: level *exclusive*. Made by
 /// [`FenceLayer::exclusive`].
@@ -9,12 +9,12 @@ use crate::guard::{Fence, FenceLayer};
 /// Cloning is cheap, and clones share marks and gate.
 #[derive(Clone, Debug)]
 #[must_use = "a layer that wraps nothing fences nothing"]
-pub struct ExclusiveLayer {
-    fence: FenceLayer,
+pub struct ExclusiveLayer<W = Documents> {
+    fence: FenceLayer<Resolver, W>,
     gate: Gate,
 }
 
-impl FenceLayer {
+impl<W> FenceLayer<Resolver, W> {
     /// Has requests wait at `gate` until those of older tokens have left: level *exclusive*, for
     /// what this process alone owns, as files or a device. [`Gate`] says what has to hold.
     ///
@@ -37,13 +37,13 @@ impl FenceLayer {
     ///     .route_layer(FenceLayer::new(marks).resource("report:{name}").exclusive(Gate::new()));
     /// # }
     /// ```
-    pub fn exclusive(self, gate: Gate) -> ExclusiveLayer {
+    pub fn exclusive(self, gate: Gate) -> ExclusiveLayer<W> {
         ExclusiveLayer { fence: self, gate }
     }
 }
 
-impl<S> Layer<S> for ExclusiveLayer {
-    type Service = Fence<Exclusive<S>>;
+impl<S, W> Layer<S> for ExclusiveLayer<W> {
+    type Service = Fence<Exclusive<S, W>, W>;
 
     fn layer(&self, inner: S) -> Self::Service {
         let inner = Exclusive::new(inner, self.gate.cancel_older);
