@@ -36,6 +36,7 @@ pub trait Backend: sqlx::Database {
     /// Raises the mark, in a transaction. `Accepted` means that the mark row was written by it.
     fn advance<'a>(
         conn: &'a mut Self::Connection,
+        session: &'a mut Self::Session,
         text: &'a Text,
         claim: &'a Claim,
         route: Route,

@@ -6,7 +6,9 @@ use sqlx::pool::PoolConnection;
 use tokio::runtime::Handle;
 
 use super::FenceOptions;
-use super::backend::{Backend, NotCommitted, Stage};
+use super::backend::{Backend, NotCommitted, Route, Stage};
+use super::tables::Text;
+use crate::{Claim, Verdict};
 
 /// How long a dropped transaction may take to be rolled back before its connection is closed.
 const RESET_TIMEOUT: Duration = Duration::from_secs(5);
@@ -35,6 +37,15 @@ impl<DB: Backend> Checkout<DB> {
         DB::begin(self.held.conn(), &mut self.session, options).await?;
         self.stage = Stage::Open;
         Ok(())
+    }
+
+    pub(crate) async fn advance(
+        &mut self,
+        text: &Text,
+        claim: &Claim,
+        route: Route,
+    ) -> Result<Verdict, sqlx::Error> {
+        DB::advance(self.held.conn(), &mut self.session, text, claim, route).await
     }
 
     pub(crate) async fn commit(&mut self) -> Result<(), NotCommitted> {

@@ -125,7 +125,9 @@ impl FenceOptions {
                  the transaction",
             ));
         }
-        let verdict = DB::advance(conn, self.text::<DB>(), claim, Route::Foreign).await;
+        let mut session = DB::Session::default();
+        let text = self.text::<DB>();
+        let verdict = DB::advance(conn, &mut session, text, claim, Route::Foreign).await;
         let verdict = verdict.map_err(|error| FenceError::at(Step::Claim, error, Some(claim)))?;
         claim.note(match verdict {
             Verdict::Accepted => ClaimState::Open,
@@ -200,7 +202,7 @@ impl FenceOptions {
         }
         let options = self.clone().isolation(Isolation::ReadCommitted);
         checkout.begin(&options).await.map_err(at(Step::Claim))?;
-        let verdict = DB::advance(checkout.conn(), text, claim, Route::Own).await;
+        let verdict = checkout.advance(text, claim, Route::Own).await;
         let committed = match verdict {
             Ok(Verdict::Accepted) => checkout.commit().await,
             _ => Ok(()),

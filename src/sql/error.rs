@@ -305,6 +305,10 @@ fn database_class(error: &dyn sqlx::error::DatabaseError) -> Class {
     if error.try_downcast_ref::<sqlx::postgres::PgDatabaseError>().is_some() {
         return <sqlx::Postgres as super::backend::Backend>::class(error);
     }
+    #[cfg(feature = "mysql")]
+    if error.try_downcast_ref::<sqlx::mysql::MySqlDatabaseError>().is_some() {
+        return <sqlx::MySql as super::backend::Backend>::class(error);
+    }
     let _ = error;
     Class::Other
 }

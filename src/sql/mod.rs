@@ -6,6 +6,8 @@ mod claims;
 mod error;
 mod marks;
 mod migrate;
+#[cfg(feature = "mysql")]
+mod mysql;
 mod options;
 #[cfg(feature = "postgres")]
 mod postgres;

@@ -113,6 +113,7 @@ impl Backend for Postgres {
 
     async fn advance<'a>(
         conn: &'a mut PgConnection,
+        (): &'a mut (),
         text: &'a Text,
         claim: &'a Claim,
         _: Route,

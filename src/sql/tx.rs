@@ -304,7 +304,7 @@ impl FenceOptions {
             if before.replace(claim) == Some(claim) {
                 continue;
             }
-            match DB::advance(checkout.conn(), self.text::<DB>(), claim, route).await {
+            match checkout.advance(self.text::<DB>(), claim, route).await {
                 Ok(Verdict::Accepted) => {}
                 Ok(Verdict::Stale { last_token }) => {
                     let partly = claims.iter().any(Claim::has_committed);

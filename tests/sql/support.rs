@@ -22,9 +22,33 @@ macro_rules! on_every_database {
                 super::$body::<sqlx::Postgres>().await;
             })+
         }
+        mod mysql {
+            $($(#[$meta])* #[tokio::test] async fn $body() {
+                super::$body::<sqlx::MySql>().await;
+            })+
+        }
     };
 }
 pub(crate) use on_every_database;
+
+/// The same for the databases that are servers, lock rows and may be reached through a proxy.
+#[allow(unused_macros)]
+macro_rules! on_every_server {
+    ($($(#[$meta:meta])* $body:ident),+ $(,)?) => {
+        mod postgres {
+            $($(#[$meta])* #[tokio::test] async fn $body() {
+                super::$body::<sqlx::Postgres>().await;
+            })+
+        }
+        mod mysql {
+            $($(#[$meta])* #[tokio::test] async fn $body() {
+                super::$body::<sqlx::MySql>().await;
+            })+
+        }
+    };
+}
+#[allow(unused_imports)]
+pub(crate) use on_every_server;
 
 /// The same for bodies that are no futures, where no runtime is at hand.
 macro_rules! on_every_database_without_runtime {
@@ -37,6 +61,11 @@ macro_rules! on_every_database_without_runtime {
         mod postgres_without_runtime {
             $($(#[$meta])* #[test] fn $body() {
                 super::$body::<sqlx::Postgres>();
+            })+
+        }
+        mod mysql_without_runtime {
+            $($(#[$meta])* #[test] fn $body() {
+                super::$body::<sqlx::MySql>();
             })+
         }
     };
@@ -183,6 +212,73 @@ impl Harness for sqlx::Postgres {
     async fn spoil(conn: &mut Self::Connection, _: &Db<Self>) {
         let duplicate = "INSERT INTO inventory (id, quantity) VALUES (1, 5)";
         Self::run(conn, duplicate).await.unwrap_err();
+    }
+}
+
+/// A database of its own.
+pub(crate) struct Database {
+    server: String,
+    name: String,
+}
+
+impl Drop for Database {
+    fn drop(&mut self) {
+        let (server, drop) = (self.server.clone(), format!("DROP DATABASE {}", self.name));
+        block_on(async move {
+            let mut conn = sqlx::MySqlConnection::connect(&server).await.unwrap();
+            let _ = sqlx::MySql::run(&mut conn, &drop).await;
+        });
+    }
+}
+
+impl Harness for sqlx::MySql {
+    type Place = Database;
+
+    const SHORT: Duration = Duration::from_secs(1);
+
+    async fn place() -> Database {
+        let schema = Database { server: server("FENCING_TEST_MYSQL"), name: fresh_name() };
+        let mut conn = sqlx::MySqlConnection::connect(&schema.server).await.unwrap();
+        Self::run(&mut conn, &format!("CREATE DATABASE {}", schema.name)).await.unwrap();
+        schema
+    }
+
+    fn options(place: &Database) -> sqlx::mysql::MySqlConnectOptions {
+        let options: sqlx::mysql::MySqlConnectOptions = place.server.parse().unwrap();
+        options.database(&place.name)
+    }
+
+    async fn run(conn: &mut Self::Connection, sql: &str) -> Result<(), sqlx::Error> {
+        sqlx::query(AssertSqlSafe(sql)).execute(conn).await.map(drop)
+    }
+
+    async fn script(conn: &mut Self::Connection, sql: &str) -> Result<(), sqlx::Error> {
+        sqlx::raw_sql(AssertSqlSafe(sql)).execute(conn).await.map(drop)
+    }
+
+    async fn number(conn: &mut Self::Connection, sql: &str) -> Result<Option<i64>, sqlx::Error> {
+        sqlx::query_scalar(AssertSqlSafe(sql)).fetch_optional(conn).await
+    }
+
+    /// A deadlock. The victim is the one that has changed fewer rows: ours.
+    async fn spoil(conn: &mut Self::Connection, db: &Db<Self>) {
+        let mut other = db.options.connect().await.unwrap();
+        Self::run(&mut other, "START TRANSACTION").await.unwrap();
+        let rows = vec!["(0)"; 100].join(", ");
+        Self::run(&mut other, &format!("INSERT INTO ledger (token) VALUES {rows}")).await.unwrap();
+        Self::run(&mut other, "INSERT INTO inventory (id, quantity) VALUES (2, 1)").await.unwrap();
+        let (ours, theirs) = tokio::join!(
+            Self::run(conn, "UPDATE inventory SET quantity = 1 WHERE id = 2"),
+            async {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                Self::run(&mut other, "UPDATE inventory SET quantity = 1 WHERE id = 1").await
+            }
+        );
+        theirs.unwrap();
+        let ours = ours.unwrap_err();
+        let number = ours.as_database_error().and_then(|e| e.try_downcast_ref());
+        assert_eq!(number.map(sqlx::mysql::MySqlDatabaseError::number), Some(1213));
+        other.close().await.unwrap();
     }
 }
 

@@ -125,6 +125,7 @@ impl Backend for Sqlite {
 
     async fn advance<'a>(
         conn: &'a mut SqliteConnection,
+        _: &'a mut Session,
         text: &'a Text,
         claim: &'a Claim,
         _: Route,
