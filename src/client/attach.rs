@@ -13,10 +13,17 @@ use crate::guard::X_FENCING_TOKEN;
 /// With a client that has requests of its own, set the header by hand; in reqwest:
 /// `.header("x-fencing-token", claim.token().to_string())`.
 ///
-/// The answer 412 `stale-token` is final. To send the request again cannot succeed: the lease is
-/// lost, which [`Lease::report_stale`](super::Lease::report_stale) tells everybody who works under
-/// it. When no answer comes the request may have been served; sent again under the same claim it is
-/// not stale, but may be served twice.
+/// # What to try again
+///
+/// | the answer | what to do |
+/// |---|---|
+/// | 412 `stale-token`, gRPC `FAILED_PRECONDITION` | never: to send it again cannot succeed, the lease is lost. [`Lease::report_stale`](super::Lease::report_stale) tells everybody who works under it |
+/// | 503 `fence-unavailable` or `contended`, gRPC `UNAVAILABLE` or `ABORTED` | as `Retry-After` says: nothing was applied |
+/// | 500 `outcome-unknown`, gRPC `UNKNOWN`; no answer at all | look first: the request may have been served. Sent again under the same claim it is not stale, but may be served twice |
+///
+/// A retry layer therefore goes by 503, not by all of 5xx, and keeps the claim it began with: a
+/// retry with the token of a newer lease is another request, of somebody who has to read again
+/// first.
 ///
 /// ```
 /// use fencing::client::attach;
@@ -33,7 +40,9 @@ pub fn attach<B>(request: &mut Request<B>, claim: &Claim) {
 }
 
 /// A tower layer for clients that puts the token of one claim on each request: [`attach`] for a
-/// stack of middleware. It sends each request once.
+/// stack of middleware. It sends each request once. A retry layer may be around it or within.
+///
+/// The client of hyper-util is such a service: `examples/plain_hyper` wraps it.
 ///
 /// ```
 /// use fencing::client::AttachClaim;

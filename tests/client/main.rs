@@ -4,6 +4,7 @@
 
 mod acquire;
 mod answers;
+mod attach;
 mod dropping;
 mod endpoint;
 mod fault;
