@@ -3,6 +3,7 @@
 
 mod cancelling;
 mod farewells;
+mod load;
 mod turns;
 mod wiring;
 
