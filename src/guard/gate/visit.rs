@@ -52,7 +52,7 @@ impl Visit {
         self.shared.lock().is_overtaken(&self.resource, self.token)
     }
 
-    /// Asks for its turn, after its claim was accepted.
+    /// Asks for its turn, after its claim was accepted. Not again once it is inside.
     pub(super) fn turn(&self) -> Turn {
         let mut state = self.shared.lock();
         let (turn, woken) = self.turn_in(&mut state);
@@ -62,10 +62,6 @@ impl Visit {
     }
 
     fn turn_in(&self, state: &mut State) -> (Turn, Listeners) {
-        // It counts once, however often it asks.
-        if self.inside.load(Ordering::Relaxed) {
-            return (Turn::Inside, Listeners::default());
-        }
         let answer = state.turn(&self.resource, self.token);
         if answer.0 == Turn::Inside {
             self.inside.store(true, Ordering::Relaxed);

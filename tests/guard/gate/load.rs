@@ -1,6 +1,7 @@
 //! The gate under load: nothing is let in wrongly, nobody is forgotten, nothing is left.
 
 use std::sync::atomic::AtomicI64;
+use std::sync::{MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -22,6 +23,13 @@ struct Content {
     written: Vec<i64>,
 }
 
+impl Protected {
+    /// Also after a failure, which is told by whoever failed first.
+    fn lock(&self) -> MutexGuard<'_, Content> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// One at work. Others may be at it under the same token only.
 struct Work {
     protected: Arc<Protected>,
@@ -30,7 +38,7 @@ struct Work {
 
 impl Work {
     fn begin(protected: Arc<Protected>, token: i64) -> Self {
-        let mut content = protected.0.lock().unwrap();
+        let mut content = protected.lock();
         content.at_it.push(token);
         assert!(content.at_it.iter().all(|other| *other == token), "{:?}", content.at_it);
         drop(content);
@@ -38,14 +46,14 @@ impl Work {
     }
 
     fn write(&self) {
-        self.protected.0.lock().unwrap().written.push(self.token);
+        self.protected.lock().written.push(self.token);
     }
 }
 
 impl Drop for Work {
     fn drop(&mut self) {
         self.write();
-        let mut content = self.protected.0.lock().unwrap();
+        let mut content = self.protected.lock();
         let at = content.at_it.iter().position(|token| *token == self.token).unwrap();
         content.at_it.swap_remove(at);
     }
@@ -179,7 +187,7 @@ async fn storm(gate: Gate, seed: u64) -> Counts {
         tokio::task::yield_now().await;
     }
     for protected in service.protected.iter() {
-        let content = protected.0.lock().unwrap();
+        let content = protected.lock();
         assert!(content.at_it.is_empty());
         assert!(content.written.is_sorted(), "I1 broken with seed {seed}");
     }

@@ -68,6 +68,7 @@ impl Stage {
         let layer = FenceLayer::new(marks).resource("file:{name}").exclusive(gate.clone());
         let app = Router::new()
             .route("/files/{name}", routing::put(work).get(look))
+            .route("/empty/{name}", routing::put(|| async {}))
             .route_layer(layer)
             .with_state(Arc::clone(&handlers));
         Self { app, gate, clock, handlers }

@@ -1,5 +1,6 @@
 //! Who comes in, and when.
 
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use fencing::marks::{Check, MarksError, MarksErrorKind};
@@ -26,7 +27,11 @@ async fn i1_a_newer_token_enters_only_when_older_ones_have_left() {
     assert_eq!(stage.inside(), [] as [i64; 0]);
 
     assert_eq!(header(&response).unwrap(), "33");
-    assert_eq!(text(response).await, "written under 33");
+    let mut body = response.into_body();
+    assert_eq!(body.frame().await.unwrap().unwrap().into_data().unwrap(), "written under 33");
+    assert!(!newer.woken());
+    assert!(body.frame().await.is_none());
+    // It has ended, which is enough: it need not be dropped.
     assert!(newer.woken());
     newer.pending();
     assert_eq!(stage.inside(), [34]);
@@ -162,6 +167,30 @@ async fn i1_a_verdict_that_comes_late_does_not_let_an_overtaken_token_in() {
     assert_eq!(stage.gate.visited(), 0);
 }
 
+/// Accepts 33, and before it can say so 34 is served from its arrival to its end.
+#[derive(Clone, Debug)]
+struct Overtaking(Arc<OnceLock<Router>>, Arc<MemoryMarks>);
+
+impl Marks for Overtaking {
+    fn advance(&self, claim: &Claim) -> Check {
+        let verdict = self.1.decide(claim);
+        if claim.token().get() == 33 {
+            let newer = self.0.get().unwrap().clone().oneshot(put("/empty/a", "34"));
+            assert_eq!(Running::new(newer).ready().status(), 200);
+        }
+        verdict.into()
+    }
+}
+
+#[tokio::test]
+async fn i1_the_gate_remembers_who_passed_by_while_the_mark_was_checked() {
+    let marks = Overtaking(Arc::default(), Arc::new(MemoryMarks::ephemeral()));
+    let stage = Stage::with(marks.clone(), |gate| gate);
+    marks.0.set(stage.app.clone()).unwrap();
+    assert_eq!(kind(&stage.put("/files/a", 33).ready()), (412, "stale-token"));
+    assert_eq!((stage.inside().len(), stage.gate.visited()), (0, 0));
+}
+
 #[tokio::test]
 async fn i6_a_store_that_fails_lets_nobody_in_and_leaves_nothing_behind() {
     let marks = SlowMarks::default();
@@ -253,7 +282,10 @@ async fn one_that_hangs_up_in_the_queue_leaves_it_to_the_others() {
     older.pending();
     let mut waiting = [(); 3].map(|()| Some(stage.put("/files/a", 34)));
     waiting.iter_mut().flatten().for_each(Running::pending);
+    let woken = Arc::clone(&waiting[1].as_ref().unwrap().woken);
     waiting[1] = None;
+    // Forgotten at once, not only when 33 leaves: that may take long, and many may come and go.
+    assert_eq!(Arc::strong_count(&woken), 1);
     stage.answer(33, "");
     drop(older.ready());
     drop(older);
