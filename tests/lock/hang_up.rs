@@ -22,6 +22,9 @@ struct Paused {
     store: Arc<dyn LockStore>,
     granted: Semaphore,
     answer: Semaphore,
+    repeated: Semaphore,
+    /// Repeats are not stopped unless a test takes these away.
+    answer_repeat: Semaphore,
     release: Semaphore,
     releases: AtomicUsize,
 }
@@ -32,6 +35,8 @@ impl Paused {
             store: Arc::clone(store),
             granted: Semaphore::new(0),
             answer: Semaphore::new(0),
+            repeated: Semaphore::new(0),
+            answer_repeat: Semaphore::new(100),
             release: Semaphore::new(0),
             releases: AtomicUsize::new(0),
         })
@@ -52,9 +57,16 @@ impl LockStore for Paused {
     fn acquire<'a>(&'a self, resource: &'a Resource, ask: &'a Ask) -> Answers<'a, Acquired> {
         Box::pin(async move {
             let answer = self.store.acquire(resource, ask).await?;
-            if let Acquired::Granted(_) = answer {
-                self.granted.add_permits(1);
-                Self::pass(&self.answer).await;
+            match answer {
+                Acquired::Granted(_) => {
+                    self.granted.add_permits(1);
+                    Self::pass(&self.answer).await;
+                }
+                Acquired::Repeated(_) => {
+                    self.repeated.add_permits(1);
+                    Self::pass(&self.answer_repeat).await;
+                }
+                _ => {}
             }
             Ok(answer)
         })
@@ -144,6 +156,40 @@ async fn a_grant_told_to_a_second_request_is_kept(site: Site) {
     assert_eq!(site.show("job").await.is(200).json["token"], 1);
 }
 
+/// As long as a second request for the grant is in progress, nobody knows yet whether its client
+/// is told: the grant stays until then.
+async fn a_grant_is_kept_while_a_second_request_may_tell_of_it(site: Site) {
+    for second_is_answered in [true, false] {
+        let paused = Paused::over(&site.store);
+        paused.answer_repeat.forget_permits(100);
+        let app = paused.app();
+        let owner = format!("{second_is_answered}");
+        let first = acquiring(&app, &owner);
+        Paused::pass(&paused.granted).await;
+        let second = acquiring(&app, &owner);
+        Paused::pass(&paused.repeated).await;
+        first.abort();
+        let _ = first.await;
+        paused.answer.add_permits(1);
+        paused.release.add_permits(1);
+        settle().await;
+        assert_eq!(paused.releases.load(Ordering::SeqCst), 0);
+        if second_is_answered {
+            paused.answer_repeat.add_permits(1);
+            second.await.unwrap().granted();
+            settle().await;
+            assert_eq!(paused.releases.load(Ordering::SeqCst), 0);
+            site.show("job").await.is(200);
+            site.release("job", &owner).await.is(204);
+        } else {
+            second.abort();
+            let _ = second.await;
+            paused.answer_repeat.add_permits(1);
+            eventually("it is given back", async || site.show("job").await.status == 404).await;
+        }
+    }
+}
+
 /// While a grant is given back, a request for it is not told that it has it.
 async fn a_grant_being_given_back_is_not_handed_out(site: Site) {
     let paused = Paused::over(&site.store);
@@ -230,6 +276,7 @@ async fn a_slow_client_stops_nobody(site: Site) {
 on_every_store! {
     a_grant_that_nobody_waits_for_is_given_back,
     a_grant_told_to_a_second_request_is_kept,
+    a_grant_is_kept_while_a_second_request_may_tell_of_it,
     a_grant_being_given_back_is_not_handed_out,
     a_repeat_that_nobody_waits_for_releases_nothing,
     a_waiting_client_that_hangs_up_gets_nothing,
