@@ -1,6 +1,6 @@
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU8, Ordering};
 
 use serde::{Deserialize, Serialize};
 
@@ -51,13 +51,28 @@ impl Claim {
     /// Whether something was committed under this claim or a clone of it, whatever came after.
     #[must_use]
     pub fn has_committed(&self) -> bool {
-        self.progress.0.load(Ordering::Acquire) & COMMITTED != 0
+        self.progress.state.load(Ordering::Acquire) & COMMITTED != 0
+    }
+
+    /// The mark this claim or a clone of it was last refused against, where whoever refused it
+    /// [told](Self::note_stale).
+    #[must_use]
+    pub fn last_token(&self) -> Option<Token> {
+        Token::new(self.progress.last_token.load(Ordering::Acquire)).ok()
     }
 
     /// Notes what became of the claim. For stores; a store outside this crate that claims and
     /// writes in one unit calls it too.
     pub fn note(&self, state: ClaimState) {
         self.progress.note(state);
+    }
+
+    /// Notes [`Stale`](ClaimState::Stale), and the committed mark `last_token` it was refused
+    /// against. For stores: a [deferred layer](crate::guard::FenceLayer::deferred) tells it to its
+    /// cache.
+    pub fn note_stale(&self, last_token: Token) {
+        self.progress.last_token.fetch_max(last_token.get(), Ordering::AcqRel);
+        self.progress.note(ClaimState::Stale);
     }
 }
 
@@ -83,7 +98,7 @@ impl fmt::Debug for Claim {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum ClaimState {
-    /// Nothing was done with it yet, or what was begun was rolled back.
+    /// Nothing was done with it yet, or all that was begun was rolled back.
     Unspent,
     /// A fenced transaction under it is open.
     Open,
@@ -97,36 +112,44 @@ pub enum ClaimState {
     Unknown,
 }
 
-/// The last state in the low bits; beside it, never taken back, whether a write was committed.
 #[derive(Default)]
-struct Progress(AtomicU8);
+struct Progress {
+    /// The last state in the low bits; beside it, never taken back, whether the mark was raised and
+    /// whether a write was committed.
+    state: AtomicU8,
+    /// The highest mark it was refused against, or 0.
+    last_token: AtomicI64,
+}
 
 const COMMITTED: u8 = 0x80;
+const CLAIMED: u8 = 0x40;
 
 impl Progress {
     fn note(&self, state: ClaimState) {
         let code = match state {
             ClaimState::Unspent => 0,
             ClaimState::Open => 1,
-            ClaimState::Claimed => 2,
+            ClaimState::Claimed => 2 | CLAIMED,
             ClaimState::Committed => 3 | COMMITTED,
             ClaimState::Stale => 4,
             ClaimState::Unknown => 5,
         };
-        let update = |old: u8| Some(old & COMMITTED | code);
-        let _ = self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, update);
+        let update = |old: u8| Some(old & (COMMITTED | CLAIMED) | code);
+        let _ = self.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, update);
     }
 
     fn state(&self) -> ClaimState {
-        let now = self.0.load(Ordering::Acquire);
-        match now & !COMMITTED {
+        let now = self.state.load(Ordering::Acquire);
+        match now & !(COMMITTED | CLAIMED) {
             1 => ClaimState::Open,
             2 => ClaimState::Claimed,
             3 => ClaimState::Committed,
             4 => ClaimState::Stale,
             5 => ClaimState::Unknown,
-            // A later transaction that was rolled back does not undo an earlier commit.
+            // A later transaction that was rolled back does not undo an earlier commit, nor does it
+            // lower the mark.
             _ if now & COMMITTED != 0 => ClaimState::Committed,
+            _ if now & CLAIMED != 0 => ClaimState::Claimed,
             _ => ClaimState::Unspent,
         }
     }
@@ -175,6 +198,18 @@ mod tests {
         }
         claim.note(ClaimState::Unspent);
         assert_eq!(claim.state(), ClaimState::Committed);
+    }
+
+    #[test]
+    fn a_raised_mark_is_not_forgotten_when_a_transaction_is_rolled_back() {
+        let claim = claim();
+        for state in [ClaimState::Claimed, ClaimState::Open, ClaimState::Unspent] {
+            claim.note(state);
+        }
+        assert_eq!((claim.state(), claim.has_committed()), (ClaimState::Claimed, false));
+        assert_eq!(claim.last_token(), None);
+        claim.clone().note_stale(Token::new(40).unwrap());
+        assert_eq!((claim.state(), claim.last_token()), (ClaimState::Stale, Token::new(40).ok()));
     }
 
     #[test]

@@ -21,9 +21,11 @@ pub trait Clock: fmt::Debug + Send + Sync + 'static {
 }
 
 /// The clocks of the operating system, and tokio's timer.
+#[cfg(any(feature = "server", feature = "client", feature = "exclusive"))]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SystemClock;
 
+#[cfg(any(feature = "server", feature = "client", feature = "exclusive"))]
 impl Clock for SystemClock {
     #[allow(clippy::disallowed_methods, reason = "this is where the wall clock is read")]
     fn epoch_ms(&self) -> i64 {
@@ -40,8 +42,10 @@ impl Clock for SystemClock {
     }
 }
 
-#[cfg(unix)]
-fn elapsed() -> Duration {
+/// What [`SystemClock`] counts, for who needs neither a runtime nor a wall clock. Without the
+/// features that bring that clock it may stand still while the machine is suspended.
+#[cfg(all(unix, any(feature = "server", feature = "client", feature = "exclusive")))]
+pub(crate) fn elapsed() -> Duration {
     use rustix::time::{ClockId, clock_gettime};
     #[cfg(any(target_os = "linux", target_os = "android"))]
     const CLOCK: ClockId = ClockId::Boottime;
@@ -52,9 +56,9 @@ fn elapsed() -> Duration {
     Duration::new(now.tv_sec.unsigned_abs(), u32::try_from(now.tv_nsec).unwrap_or(0))
 }
 
-#[cfg(not(unix))]
+#[cfg(not(all(unix, any(feature = "server", feature = "client", feature = "exclusive"))))]
 #[allow(clippy::disallowed_methods, reason = "this is where the monotonic clock is read")]
-fn elapsed() -> Duration {
+pub(crate) fn elapsed() -> Duration {
     use std::sync::OnceLock;
     use std::time::Instant;
     static START: OnceLock<Instant> = OnceLock::new();

@@ -64,7 +64,6 @@
 mod claim;
 #[cfg(feature = "client")]
 pub mod client;
-#[cfg(any(feature = "server", feature = "client", feature = "exclusive"))]
 pub mod clock;
 pub mod guard;
 #[cfg(any(feature = "server", feature = "client"))]

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use http::request::Parts;
 use http::{Extensions, HeaderMap, HeaderName, HeaderValue, Method};
 
-use super::refuse;
+use super::X_FENCING_TOKEN;
+use super::refuse::{self, Reason};
 use super::resolve::Resolver;
 use crate::marks::{Check, Marks, MarksError, MarksErrorKind};
 use crate::{Claim, ClaimState, Problem, ProblemKind, Token, Verdict};
@@ -27,11 +28,36 @@ pub(super) use super::gate::Gate;
 #[derive(Debug)]
 pub(super) enum Gate {}
 
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(super) struct Options {
     pub(super) header: HeaderName,
-    pub(super) require_on_safe_methods: bool,
+    pub(super) policy: Option<Arc<PolicyOf>>,
     pub(super) hide_last_token: bool,
+    pub(super) deferred: bool,
+    pub(super) report_only: bool,
+}
+
+pub(super) type PolicyOf = dyn Fn(&Parts) -> Policy + Send + Sync;
+
+/// Whether a request needs a token.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Policy {
+    /// Without one it is refused: 428 `missing-token`.
+    Required,
+    /// Without one it passes unchecked and has no claim. With one it is checked.
+    Optional,
+    /// The fence stands aside: whether there is a token is not looked at, and there is no claim.
+    Off,
+}
+
+impl Policy {
+    /// What holds unless the layer is told otherwise: a token is optional for the safe methods GET,
+    /// HEAD, OPTIONS and TRACE, and required for all others.
+    #[must_use]
+    pub fn of_method(method: &Method) -> Self {
+        if is_safe(method) { Self::Optional } else { Self::Required }
+    }
 }
 
 /// A request that may go on.
@@ -39,40 +65,59 @@ pub(super) struct Options {
 pub(super) enum Admission {
     /// It claims nothing and needs not.
     Unclaimed,
-    /// It goes on if the store accepts its claim. With it, the value of its token header.
-    Claims(Claim, HeaderValue),
+    /// It goes on if the store accepts its claim.
+    Claims(Offer),
+}
+
+/// A claim as a request makes it.
+#[derive(Debug)]
+pub(super) struct Offer {
+    pub(super) claim: Claim,
+    /// The value of its token header.
+    pub(super) text: HeaderValue,
+    /// Whether it is left to the handler to claim.
+    pub(super) deferred: bool,
 }
 
 impl Config {
     /// The one place where a request becomes a claim. Whatever else has to speak for a claim
     /// before the store is asked is checked here.
     pub(super) fn admit(&self, parts: &mut Parts) -> Result<Admission, Problem> {
-        match self.options.offered(parts) {
-            Ok(Some((token, text))) => {
-                let resource = self.resolver.resolve(parts);
-                let resource = resource.map_err(|problem| refuse::log(problem, None))?;
-                Ok(Admission::Claims(Claim::new(resource, token), text))
-            }
-            Ok(None) => Ok(Admission::Unclaimed),
-            Err(problem) => {
-                // Only to say what it was about: the request is refused either way.
-                let problem = match self.resolver.resolve(parts) {
-                    Ok(resource) => problem.with_resource(&resource),
-                    Err(_) => problem,
-                };
-                Err(refuse::log(problem, None))
-            }
+        let refused = match self.options.offered(parts) {
+            Ok(Some((token, text))) => match self.resolver.resolve(parts) {
+                Ok(resource) => {
+                    let claim = Claim::new(resource, token);
+                    // A read is claimed by the layer all the same: that has to be done before
+                    // anything is read, and by then nobody knows whether the handler will. So is
+                    // what passes a gate, which is for whom the mark lets in.
+                    let deferred =
+                        self.options.deferred && self.gate.is_none() && !is_safe(&parts.method);
+                    return Ok(Admission::Claims(Offer { claim, text, deferred }));
+                }
+                Err(problem) => problem,
+            },
+            Ok(None) => return Ok(Admission::Unclaimed),
+            // Only to say what it was about: the request is refused either way.
+            Err(problem) => match self.resolver.resolve(parts) {
+                Ok(resource) => problem.with_resource(&resource),
+                Err(_) => problem,
+            },
+        };
+        match self.refuse(refused.into()) {
+            Some(problem) => Err(problem),
+            None => Ok(Admission::Unclaimed),
         }
     }
 
     /// Asks the store of marks, and at level exclusive for a turn at the gate after it. The permit
     /// goes along with the request.
-    pub(super) fn check(&self, claim: &Claim, extensions: &mut Extensions) -> Check {
+    pub(super) fn check(&self, offer: &Offer, extensions: &mut Extensions) -> Check {
         match &self.gate {
-            None => self.marks.advance(claim),
+            None if offer.deferred => self.marks.vet(&offer.claim),
+            None => self.marks.advance(&offer.claim),
             #[cfg(feature = "exclusive")]
             Some(gate) => {
-                let (permit, check) = gate.check(&self.marks, claim);
+                let (permit, check) = gate.check(&self.marks, &offer.claim);
                 extensions.insert(permit);
                 check
             }
@@ -84,50 +129,160 @@ impl Config {
         }
     }
 
-    /// As [`judge`], with the mark in the answer only if callers may know it.
+    /// What the answer of the store means for the request: it goes on, or here is why not.
     pub(super) fn judge(
         &self,
-        claim: &Claim,
+        offer: &Offer,
         answer: Result<Verdict, MarksError>,
     ) -> Result<(), Problem> {
-        let hide = self.options.hide_last_token;
-        judge(claim, answer)
-            .map_err(|problem| if hide { problem.without_last_token() } else { problem })
+        if offer.deferred && matches!(answer, Ok(Verdict::Accepted)) {
+            return Ok(());
+        }
+        match judge(&offer.claim, answer) {
+            Ok(()) => Ok(()),
+            Err(reason) => self.refuse(reason).map_or(Ok(()), Err),
+        }
+    }
+
+    /// Whether a response to an accepted request may say so, or must not go out at all. `success`
+    /// is what the handler says.
+    pub(super) fn conclude(&self, offer: &Offer, success: bool) -> Conclusion {
+        let claim = &offer.claim;
+        let state = claim.state();
+        if !self.options.deferred {
+            return match state {
+                ClaimState::Stale => Conclusion::Silent,
+                _ => Conclusion::Accepted,
+            };
+        }
+        if claim.has_committed() {
+            self.marks.learn(claim.resource(), claim.token());
+        }
+        if let Some(last_token) = claim.last_token() {
+            self.marks.learn(claim.resource(), last_token);
+        }
+        let stands = match state {
+            ClaimState::Committed => true,
+            // To have claimed is enough for a read, which the layer has then done itself.
+            ClaimState::Claimed => !offer.deferred || claim.has_committed(),
+            _ => false,
+        };
+        match (stands, success) {
+            (true, _) => Conclusion::Accepted,
+            (false, false) => Conclusion::Silent,
+            // That was told when it came in.
+            (false, true) if self.options.report_only && state == ClaimState::Stale => {
+                Conclusion::Silent
+            }
+            (false, true) => {
+                let problem = Problem::new(ProblemKind::MISCONFIGURED)
+                    .with_claim(claim)
+                    .with_detail(unfounded(state));
+                self.refuse(problem.into()).map_or(Conclusion::Silent, Conclusion::Refused)
+            }
+        }
+    }
+
+    /// Tells of a refusal. `None` if that is all that is to be done.
+    fn refuse(&self, reason: Reason) -> Option<Problem> {
+        if self.options.report_only {
+            refuse::report(&reason);
+            return None;
+        }
+        let problem = refuse::log(reason);
+        Some(if self.options.hide_last_token { problem.without_last_token() } else { problem })
+    }
+}
+
+/// What becomes of a response.
+pub(super) enum Conclusion {
+    /// It goes out, and says that the token was accepted.
+    Accepted,
+    /// It goes out as it is.
+    Silent,
+    /// This goes out in its place.
+    Refused(Problem),
+}
+
+/// Why the success of a handler is none.
+fn unfounded(state: ClaimState) -> &'static str {
+    match state {
+        ClaimState::Open => {
+            "the handler answered with success while its fenced transaction was still open: commit \
+             it first"
+        }
+        ClaimState::Stale => "the handler answered with success although its claim was refused",
+        ClaimState::Unknown => {
+            "the handler answered with success although no verdict on its commit came back"
+        }
+        _ => {
+            "the handler answered with success, but nothing was committed under its claim: commit a \
+             fenced transaction first, or take `deferred` off the layer"
+        }
     }
 }
 
 /// Makes an answer of the store final: the claim stands, or here is why not.
-pub(super) fn judge(claim: &Claim, answer: Result<Verdict, MarksError>) -> Result<(), Problem> {
+pub(super) fn judge(claim: &Claim, answer: Result<Verdict, MarksError>) -> Result<(), Reason> {
     match answer {
         Ok(Verdict::Accepted) => {
             claim.note(ClaimState::Claimed);
             Ok(())
         }
         Ok(Verdict::Stale { last_token }) => {
-            claim.note(ClaimState::Stale);
-            Err(refuse::log(Problem::stale(claim, last_token), None))
+            claim.note_stale(last_token);
+            Err(Problem::stale(claim, last_token).into())
         }
         Err(error) => {
             let kind = match error.kind() {
                 MarksErrorKind::Contended => ProblemKind::CONTENDED,
                 MarksErrorKind::Unavailable => ProblemKind::FENCE_UNAVAILABLE,
             };
-            Err(refuse::log(Problem::new(kind).with_claim(claim), Some(&error)))
+            Err(Reason { problem: Problem::new(kind).with_claim(claim), error: Some(error) })
         }
     }
 }
 
 impl Options {
+    pub(super) fn new() -> Self {
+        Self {
+            header: X_FENCING_TOKEN,
+            policy: None,
+            hide_last_token: false,
+            deferred: false,
+            report_only: false,
+        }
+    }
+
     /// The token the request offers; `None` when it offers none and may do so.
     fn offered(&self, parts: &Parts) -> Result<Option<(Token, HeaderValue)>, Problem> {
+        let policy = match &self.policy {
+            Some(policy) => policy(parts),
+            None => Policy::of_method(&parts.method),
+        };
+        if policy == Policy::Off {
+            return Ok(None);
+        }
         match read_token(&parts.headers, &self.header)? {
             Some((token, text)) => Ok(Some((token, text.clone()))),
-            None if is_safe(&parts.method) && !self.require_on_safe_methods => Ok(None),
+            None if policy == Policy::Optional => Ok(None),
             None => {
                 let detail = format!("send the token of your lease, header=`{}`", self.header);
                 Err(Problem::new(ProblemKind::MISSING_TOKEN).with_detail(detail))
             }
         }
+    }
+}
+
+impl fmt::Debug for Options {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Options")
+            .field("header", &self.header)
+            .field("policy", &self.policy.as_ref().map_or("by method", |_| "<fn>"))
+            .field("hide_last_token", &self.hide_last_token)
+            .field("deferred", &self.deferred)
+            .field("report_only", &self.report_only)
+            .finish()
     }
 }
 
@@ -169,7 +324,6 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::guard::X_FENCING_TOKEN;
 
     fn read(values: &[&[u8]]) -> Result<Option<i64>, &'static str> {
         let mut headers = HeaderMap::new();
@@ -192,22 +346,16 @@ mod tests {
 
     #[test]
     fn a_method_is_safe_by_this_list_alone() {
-        let offered = |method: &str, require_on_safe_methods| {
+        let offered = |method: &str| {
             let request = http::Request::builder().method(method).body(()).unwrap();
-            let options = Options {
-                header: X_FENCING_TOKEN,
-                require_on_safe_methods,
-                hide_last_token: false,
-            };
-            let offered = options.offered(&request.into_parts().0);
+            let offered = Options::new().offered(&request.into_parts().0);
             offered.map_err(|problem| problem.kind().name())
         };
         for method in ["GET", "HEAD", "OPTIONS", "TRACE"] {
-            assert_eq!(offered(method, false), Ok(None), "{method}");
-            assert_eq!(offered(method, true), Err("missing-token"), "{method}");
+            assert_eq!(offered(method), Ok(None), "{method}");
         }
         for method in ["PUT", "POST", "PATCH", "DELETE", "CONNECT", "QUERY", "get", "LOCK"] {
-            assert_eq!(offered(method, false), Err("missing-token"), "{method}");
+            assert_eq!(offered(method), Err("missing-token"), "{method}");
         }
     }
 

@@ -19,7 +19,7 @@ impl<S: Sync> FromRequestParts<S> for Claim {
         _: &S,
     ) -> impl Future<Output = Result<Self, Problem>> + Send {
         ready(accepted(&parts.extensions).and_then(|claim| {
-            claim.ok_or_else(|| refuse::log(Problem::new(ProblemKind::MISSING_TOKEN), None))
+            claim.ok_or_else(|| refuse::log(Problem::new(ProblemKind::MISSING_TOKEN)))
         }))
     }
 }
@@ -44,7 +44,6 @@ fn accepted(extensions: &Extensions) -> Result<Option<Claim>, Problem> {
         None => Err(refuse::log(
             Problem::new(ProblemKind::MISCONFIGURED)
                 .with_detail("the handler takes a claim, but no fence layer wraps its route"),
-            None,
         )),
     }
 }

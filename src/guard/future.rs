@@ -6,14 +6,14 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use futures_core::future::BoxFuture;
-use http::{HeaderName, HeaderValue, Request, Response};
+use http::{Request, Response};
 use pin_project_lite::pin_project;
 use tower_service::Service;
 
-use super::admit::Config;
+use super::admit::{Conclusion, Config, Offer};
 use super::respond::{Documents, Refusal, Respond};
+use crate::Verdict;
 use crate::marks::MarksError;
-use crate::{Claim, ClaimState, Verdict};
 
 pin_project! {
     /// The future of a response of a [`Fence`](super::Fence).
@@ -46,24 +46,41 @@ pub(super) struct Waiting<S, B> {
     pub(super) service: S,
     pub(super) request: Request<B>,
     pub(super) echo: Echo,
+}
+
+/// What an accepted request leaves for its response.
+pub(super) struct Echo {
+    pub(super) offer: Offer,
     pub(super) config: Arc<Config>,
 }
 
-/// The token header of an accepted request, for its response.
-pub(super) struct Echo {
-    pub(super) name: HeaderName,
-    pub(super) value: HeaderValue,
-    pub(super) claim: Claim,
-}
-
 impl Echo {
-    /// Not when the claim turned out to be stale further in, in the handler's transaction: the
-    /// header says that the token was accepted.
-    fn put<R>(self, response: &mut Response<R>) {
-        if self.claim.state() != ClaimState::Stale {
-            response.headers_mut().insert(self.name, self.value);
+    /// Says in the response that the token was accepted, unless it turned out otherwise further in:
+    /// in the handler's transaction. A success that is none does not go out.
+    fn conclude<W: Respond<R>, R>(self, mut response: Response<R>) -> Response<R> {
+        let Self { offer, config } = self;
+        match config.conclude(&offer, is_success(&response)) {
+            Conclusion::Accepted => {
+                response.headers_mut().insert(config.options.header.clone(), offer.text);
+                response
+            }
+            Conclusion::Silent => response,
+            // What kind of answer the caller reads, the one in its place tells.
+            Conclusion::Refused(problem) => {
+                Refusal::new(problem, response.headers()).into_response::<W, R>()
+            }
         }
     }
+}
+
+/// Whether whoever reads the response takes it for a success. gRPC says otherwise in a field beside
+/// the status 200.
+fn is_success<R>(response: &Response<R>) -> bool {
+    let status = response.status();
+    let grpc_status = response.headers().get("grpc-status");
+    !status.is_client_error()
+        && !status.is_server_error()
+        && grpc_status.is_none_or(|status| status == "0")
 }
 
 impl<S: Service<Request<B>>, B, W> ResponseFuture<S, B, W> {
@@ -96,18 +113,18 @@ where
         loop {
             match state.as_mut().project() {
                 StateProj::Inner { future, echo } => {
-                    let mut response = ready!(future.poll(cx))?;
-                    if let Some(echo) = echo.take() {
-                        echo.put(&mut response);
-                    }
-                    return Poll::Ready(Ok(response));
+                    let response = ready!(future.poll(cx))?;
+                    return Poll::Ready(Ok(match echo.take() {
+                        Some(echo) => echo.conclude::<W, R>(response),
+                        None => response,
+                    }));
                 }
                 StateProj::Waiting { waiting } => {
                     let Some(asked) = waiting else { return Poll::Pending };
                     let answer = ready!(asked.check.as_mut().poll(cx));
                     let Some(asked) = waiting.take() else { return Poll::Pending };
-                    let Waiting { mut service, request, echo, config, .. } = *asked;
-                    if let Err(problem) = config.judge(&echo.claim, answer) {
+                    let Waiting { mut service, request, echo, .. } = *asked;
+                    if let Err(problem) = echo.config.judge(&echo.offer, answer) {
                         let refusal = Refusal::new(problem, request.headers());
                         return Poll::Ready(Ok(refusal.into_response::<W, R>()));
                     }

@@ -6,8 +6,7 @@ use http::HeaderName;
 use http::request::Parts;
 use tower_layer::Layer;
 
-use super::X_FENCING_TOKEN;
-use super::admit::{Config, Gate, Options};
+use super::admit::{Config, Gate, Options, Policy};
 use super::resolve::Resolver;
 use super::respond::{Documents, Grpc};
 use super::service::Fence;
@@ -47,12 +46,12 @@ impl FenceLayer<NoResource> {
     /// `Arc<dyn Marks>` is a store of marks too. Layers that protect the same resources must share
     /// one store.
     pub fn new(marks: impl Marks) -> Self {
-        let options = Options {
-            header: X_FENCING_TOKEN,
-            require_on_safe_methods: false,
-            hide_last_token: false,
-        };
-        Self { marks: Arc::new(marks), options, resolver: NoResource(()), refusals: PhantomData }
+        Self {
+            marks: Arc::new(marks),
+            options: Options::new(),
+            resolver: NoResource(()),
+            refusals: PhantomData,
+        }
     }
 }
 
@@ -139,10 +138,113 @@ impl<R, W> FenceLayer<R, W> {
         self
     }
 
-    /// Whether a request with a safe method (GET, HEAD, OPTIONS, TRACE) needs a token too. Without
-    /// this it may come without one, and then passes unchecked.
-    pub fn require_on_safe_methods(mut self, require: bool) -> Self {
-        self.options.require_on_safe_methods = require;
+    /// Says of each request, by its head, whether it needs a token, in place of
+    /// [`Policy::of_method`].
+    ///
+    /// ```
+    /// use fencing::guard::{FenceLayer, Policy};
+    /// use fencing::marks::MemoryMarks;
+    /// use http::Method;
+    /// use http::request::Parts;
+    ///
+    /// let layer = FenceLayer::new(MemoryMarks::ephemeral()).policy(|parts: &Parts| {
+    ///     match (&parts.method, parts.uri.path()) {
+    ///         // What is shown may be the base of a later write.
+    ///         (&Method::GET, _) => Policy::Required,
+    ///         (&Method::POST, path) if path.ends_with("/search") => Policy::Optional,
+    ///         (method, _) => Policy::of_method(method),
+    ///     }
+    /// });
+    /// # let _ = layer;
+    /// ```
+    pub fn policy<F>(mut self, policy: F) -> Self
+    where
+        F: Fn(&Parts) -> Policy + Send + Sync + 'static,
+    {
+        self.options.policy = Some(Arc::new(policy));
+        self
+    }
+
+    /// Leaves the decision to the handler, which claims in the transaction of its write: level
+    /// *transaction* with one check of the database for each request instead of two.
+    ///
+    /// The layer reads the token and names the resource as ever, and turns away at once what the
+    /// store has reason to at hand: give it [`CachedMarks`](crate::marks::CachedMarks). The
+    /// handler gets the claim unspent, and
+    ///
+    /// - **commits it before it answers with success.** A response other than 4xx and 5xx while
+    ///   nothing was committed under the claim, because the transaction was forgotten, rolled back
+    ///   or is still open, is a lie: it is replaced by 500 `misconfigured`, and nothing of it goes
+    ///   out.
+    /// - answers with an error whatever it likes to.
+    ///
+    /// The response has the token header only if the claim was committed.
+    ///
+    /// **Reads.** A safe method with a token is claimed by the layer before the handler is called,
+    /// as without `deferred`: afterwards would be too late, as an older holder could write
+    /// meanwhile. The handler need not claim again; if it does, the claim is a plain look at the
+    /// mark.
+    ///
+    /// Claims and transactions have to use the same marks, those of the database.
+    ///
+    /// ```
+    /// # #[cfg(all(feature = "axum", feature = "sqlite"))]
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use axum::Router;
+    /// use axum::extract::State;
+    /// use axum::routing::put;
+    /// use fencing::Claim;
+    /// use fencing::guard::FenceLayer;
+    /// use fencing::marks::CachedMarks;
+    /// use fencing::sql::{FenceError, FencedTx, SqlMarks};
+    /// use sqlx::SqlitePool;
+    ///
+    /// async fn set(claim: Claim, State(pool): State<SqlitePool>) -> Result<(), FenceError> {
+    ///     let mut tx = FencedTx::begin(&pool, &claim).await?;
+    ///     sqlx::query("UPDATE inventory SET quantity = 7").execute(&mut *tx).await?;
+    ///     tx.commit().await
+    /// }
+    ///
+    /// # let pool = sqlx::sqlite::SqlitePoolOptions::new()
+    /// #     .max_connections(1)
+    /// #     .connect("sqlite::memory:")
+    /// #     .await?;
+    /// # fencing::sql::migrate(&pool).await?;
+    /// # sqlx::raw_sql("CREATE TABLE inventory (id INTEGER PRIMARY KEY, quantity INTEGER)")
+    /// #     .execute(&pool).await?;
+    /// let marks = CachedMarks::new(SqlMarks::new(pool.clone()));
+    /// let app = Router::new()
+    ///     .route("/inventory/{id}", put(set))
+    ///     .route_layer(FenceLayer::new(marks).resource("inventory:item:{id}").deferred())
+    ///     .with_state(pool);
+    /// # use tower::ServiceExt;
+    /// # let set = |token: &str| {
+    /// #     let request = http::Request::put("/inventory/1").header("x-fencing-token", token);
+    /// #     app.clone().oneshot(request.body(axum::body::Body::empty()).unwrap())
+    /// # };
+    /// # let response = set("34").await?;
+    /// # assert_eq!(response.status(), 200);
+    /// # assert_eq!(response.headers()["x-fencing-token"], "34");
+    /// # assert_eq!(set("33").await?.status(), 412);
+    /// # Ok(())
+    /// # }
+    /// # #[cfg(not(all(feature = "axum", feature = "sqlite")))]
+    /// # fn main() {}
+    /// ```
+    pub fn deferred(mut self) -> Self {
+        self.options.deferred = true;
+        self
+    }
+
+    /// Whether the layer only tells what it would refuse, and lets it pass: for roll-out.
+    ///
+    /// Each is an event `request would be refused` with the fields of a refusal. Marks are raised
+    /// as ever, so what is told is what would happen. A request whose token cannot be read, or is
+    /// missing, passes without a claim, one that is stale passes with it: a
+    /// [`FencedTx`](crate::sql) behind the layer still refuses it.
+    pub fn report_only(mut self, report_only: bool) -> Self {
+        self.options.report_only = report_only;
         self
     }
 

@@ -259,6 +259,7 @@ mod template;
 
 use http::HeaderName;
 
+pub use self::admit::Policy;
 pub use self::future::ResponseFuture;
 #[cfg(feature = "exclusive")]
 pub use self::gate::{

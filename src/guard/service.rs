@@ -63,8 +63,8 @@ where
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let (mut parts, body) = request.into_parts();
-        let (claim, text) = match self.config.admit(&mut parts) {
-            Ok(Admission::Claims(claim, text)) => (claim, text),
+        let offer = match self.config.admit(&mut parts) {
+            Ok(Admission::Claims(offer)) => offer,
             Ok(Admission::Unclaimed) => {
                 // The claim of another fence further out is not one on this resource.
                 parts.extensions.remove::<crate::Claim>();
@@ -76,21 +76,22 @@ where
             }
             Err(problem) => return self.refuse(problem, &parts.headers),
         };
-        parts.extensions.insert(claim.clone());
-        let check = self.config.check(&claim, &mut parts.extensions);
+        parts.extensions.insert(offer.claim.clone());
+        let check = self.config.check(&offer, &mut parts.extensions);
         let request = Request::from_parts(parts, body);
-        let echo = Echo { name: self.config.options.header.clone(), value: text, claim };
         match check {
-            Check::Ready(answer) => match self.config.judge(&echo.claim, answer) {
-                Ok(()) => ResponseFuture::inner(self.inner.call(request), Some(echo)),
+            Check::Ready(answer) => match self.config.judge(&offer, answer) {
+                Ok(()) => {
+                    let echo = Echo { offer, config: Arc::clone(&self.config) };
+                    ResponseFuture::inner(self.inner.call(request), Some(echo))
+                }
                 Err(problem) => self.refuse(problem, request.headers()),
             },
             Check::Pending(check) => ResponseFuture::waiting(Waiting {
                 check,
                 service: self.take_ready(),
                 request,
-                echo,
-                config: Arc::clone(&self.config),
+                echo: Echo { offer, config: Arc::clone(&self.config) },
             }),
         }
     }

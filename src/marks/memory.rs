@@ -54,13 +54,27 @@ impl MemoryMarks {
         Self { shards, hasher: RandomState::default() }
     }
 
-    /// Decides a claim at once: what [`Marks::advance`] does, without the wrapping.
-    pub fn decide(&self, claim: &Claim) -> Verdict {
-        let (resource, offered) = (claim.resource(), claim.token().get());
+    fn shard(&self, resource: &Resource) -> (u64, &Shard) {
         let hash = self.hasher.hash_one(resource);
         // The table takes its bits from both ends of the hash; the shard takes some between them.
         #[allow(clippy::cast_possible_truncation, reason = "some bits are all that is wanted")]
         let shard = &self.shards[(hash >> 32) as usize % SHARDS];
+        (hash, shard)
+    }
+
+    /// The mark of a resource; `None` for one never claimed.
+    #[must_use]
+    pub fn mark(&self, resource: &Resource) -> Option<Token> {
+        let (hash, shard) = self.shard(resource);
+        let known = shard.read().unwrap_or_else(PoisonError::into_inner);
+        let (_, mark) = known.find(hash, |(known, _)| known == resource)?;
+        Token::new(mark.load(Ordering::Acquire)).ok()
+    }
+
+    /// Decides a claim at once: what [`Marks::advance`] does, without the wrapping.
+    pub fn decide(&self, claim: &Claim) -> Verdict {
+        let (resource, offered) = (claim.resource(), claim.token().get());
+        let (hash, shard) = self.shard(resource);
         let is_it = |(known, _): &(Resource, AtomicI64)| known == resource;
 
         // No code that can panic runs while a lock is held, so a poisoned one is as good as new.
@@ -96,6 +110,14 @@ fn raise(mark: &AtomicI64, offered: i64) -> Verdict {
 impl Marks for MemoryMarks {
     fn advance(&self, claim: &Claim) -> Check {
         self.decide(claim).into()
+    }
+
+    fn vet(&self, claim: &Claim) -> Check {
+        match self.mark(claim.resource()) {
+            Some(last_token) if last_token > claim.token() => Verdict::Stale { last_token },
+            _ => Verdict::Accepted,
+        }
+        .into()
     }
 }
 

@@ -6,6 +6,8 @@
 //!
 //! A store of your own implements one method. The suite in [`conformance`] is what it must pass.
 
+mod bounds;
+mod cached;
 #[cfg(feature = "testing")]
 pub mod conformance;
 mod memory;
@@ -19,8 +21,9 @@ use std::task::{Context, Poll};
 
 use futures_core::future::BoxFuture;
 
+pub use self::cached::CachedMarks;
 pub use self::memory::MemoryMarks;
-use crate::{Claim, Verdict};
+use crate::{Claim, Resource, Token, Verdict};
 
 /// A store of marks.
 ///
@@ -38,19 +41,45 @@ pub trait Marks: fmt::Debug + Send + Sync + 'static {
     ///
     /// When the answer is dropped the mark may or may not have been raised; nothing else.
     fn advance(&self, claim: &Claim) -> Check;
-}
 
-impl<M: Marks + ?Sized> Marks for Arc<M> {
-    fn advance(&self, claim: &Claim) -> Check {
-        (**self).advance(claim)
+    /// Looks at a claim that somebody else is going to decide, a transaction of the handler under a
+    /// [deferred](crate::guard::FenceLayer::deferred) layer, and raises no mark. It may only refuse:
+    /// `Accepted` says no more than that nothing is known against the claim.
+    ///
+    /// What is at hand is looked at, no more; a store that has to be asked is not asked. The
+    /// provided method knows nothing.
+    fn vet(&self, claim: &Claim) -> Check {
+        let _ = claim;
+        Verdict::Accepted.into()
+    }
+
+    /// Hears that the mark of `resource` stands at `last_token` or above, committed, by the doing of
+    /// somebody else: that transaction of a handler. The provided method takes no notice.
+    fn learn(&self, resource: &Resource, last_token: Token) {
+        let _ = (resource, last_token);
     }
 }
 
-impl<M: Marks + ?Sized> Marks for Box<M> {
-    fn advance(&self, claim: &Claim) -> Check {
-        (**self).advance(claim)
-    }
+macro_rules! forward {
+    ($pointer:ident) => {
+        impl<M: Marks + ?Sized> Marks for $pointer<M> {
+            fn advance(&self, claim: &Claim) -> Check {
+                (**self).advance(claim)
+            }
+
+            fn vet(&self, claim: &Claim) -> Check {
+                (**self).vet(claim)
+            }
+
+            fn learn(&self, resource: &Resource, last_token: Token) {
+                (**self).learn(resource, last_token);
+            }
+        }
+    };
 }
+
+forward!(Arc);
+forward!(Box);
 
 /// The answer of a store of [`Marks`], there at once or to be waited for. It is a future.
 #[must_use = "a check that is not awaited decides nothing"]

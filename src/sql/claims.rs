@@ -101,7 +101,7 @@ impl FenceOptions {
             }
             Verdict::Stale { last_token } => {
                 let partly = claim.has_committed();
-                claim.note(ClaimState::Stale);
+                claim.note_stale(last_token);
                 Err(FenceError::stale(claim, last_token, partly))
             }
         }
@@ -131,6 +131,8 @@ impl FenceOptions {
         let verdict = verdict.map_err(|error| FenceError::at(Step::Claim, error, Some(claim)))?;
         claim.note(match verdict {
             Verdict::Accepted => ClaimState::Open,
+            // Without the mark: it may be one that this transaction has raised, and may never be
+            // committed.
             Verdict::Stale { .. } => ClaimState::Stale,
         });
         Ok(verdict)

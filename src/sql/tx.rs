@@ -308,7 +308,7 @@ impl FenceOptions {
                 Ok(Verdict::Accepted) => {}
                 Ok(Verdict::Stale { last_token }) => {
                     let partly = claims.iter().any(Claim::has_committed);
-                    claim.note(ClaimState::Stale);
+                    claim.note_stale(last_token);
                     checkout.finish().await;
                     return Err(FenceError::stale(claim, last_token, partly));
                 }

@@ -8,6 +8,8 @@
 )]
 
 #[cfg(feature = "axum")]
+mod deferred;
+#[cfg(feature = "axum")]
 mod extractor;
 #[cfg(all(feature = "axum", feature = "exclusive", feature = "testing"))]
 mod gate;

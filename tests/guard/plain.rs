@@ -3,7 +3,7 @@
 use std::convert::Infallible;
 use std::sync::Arc;
 
-use fencing::guard::{Fence, FenceLayer, X_FENCING_TOKEN};
+use fencing::guard::{Fence, FenceLayer, Policy, X_FENCING_TOKEN};
 use fencing::marks::{Marks, MemoryMarks};
 use fencing::{Problem, ProblemKind, Resource};
 use http::{HeaderName, Method, Request, Response};
@@ -90,7 +90,7 @@ impl Marks for Unreachable {
 
 #[tokio::test]
 async fn a_token_can_be_required_for_safe_methods_too() {
-    let layer = fence(MemoryMarks::ephemeral()).require_on_safe_methods(true);
+    let layer = fence(MemoryMarks::ephemeral()).policy(|_: &_| Policy::Required);
     let service = layer.layer(Plain::default());
     assert_eq!(refused(&service, get("/doc/1", "")).await, (428, "missing-token"));
     assert_eq!(status(&service, get("/doc/1", "3")).await, 200);

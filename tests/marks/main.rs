@@ -8,4 +8,5 @@
 )]
 
 mod broken;
+mod cached;
 mod memory;

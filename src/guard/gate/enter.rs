@@ -8,7 +8,7 @@ use std::{error, fmt};
 use super::state::Turn;
 use super::visit::{Entering, Visit};
 use super::{Gate, GatePermit};
-use crate::guard::admit;
+use crate::guard::{admit, refuse};
 use crate::marks::{Check, Marks, MarksError, MarksErrorKind};
 use crate::{Claim, Problem, Verdict};
 
@@ -53,8 +53,10 @@ impl Gate {
         claim: &Claim,
     ) -> Result<GatePermit, Problem> {
         let (permit, check) = self.check(marks, claim);
-        admit::judge(claim, check.await)?;
-        Ok(permit)
+        match admit::judge(claim, check.await) {
+            Ok(()) => Ok(permit),
+            Err(reason) => Err(refuse::log(reason)),
+        }
     }
 
     /// Asks the store and, if it accepts, for a turn at the gate. The permit is one from when the

@@ -18,7 +18,7 @@ impl<S: Sync> FromRequestParts<S> for GatePermit {
         _: &S,
     ) -> impl Future<Output = Result<Self, Problem>> + Send {
         ready(permit(parts).and_then(|permit| {
-            permit.ok_or_else(|| refuse::log(Problem::new(ProblemKind::MISSING_TOKEN), None))
+            permit.ok_or_else(|| refuse::log(Problem::new(ProblemKind::MISSING_TOKEN)))
         }))
     }
 }
@@ -44,7 +44,6 @@ fn permit(parts: &Parts) -> Result<Option<GatePermit>, Problem> {
         None => Err(refuse::log(
             Problem::new(ProblemKind::MISCONFIGURED)
                 .with_detail("the handler takes a permit, but the layer of its route has no gate"),
-            None,
         )),
     }
 }

@@ -120,7 +120,7 @@ where
                 }
                 None => problem,
             };
-            let refusal = Refusal { problem: refuse::log(problem, None), grpc: this.grpc.take() };
+            let refusal = Refusal { problem: refuse::log(problem), grpc: this.grpc.take() };
             let answer = refusal.into_response::<W, R>();
             return Poll::Ready(Ok(answer.map(|body| PermitBody::new(body, None))));
         }
