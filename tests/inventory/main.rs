@@ -47,8 +47,8 @@ async fn i1_at_level_transaction_a_paused_writer_is_never_overtaken() {
     let service = Service::start(&["--level", "transaction"]).await;
     assert_eq!(service.put(1, 32, 5, 0).await.status, 204);
     // 33 claims, reads 5 and pauses inside its transaction; 34 comes in the middle.
-    let (zombie, next) = tokio::join!(service.take(1, 33, 1, 1500), async {
-        service.wait_for(1, |item| item["last_token"] == 33).await;
+    let (zombie, next) = tokio::join!(service.take(1, 33, 1, 2500), async {
+        service.until_a_write_is_open().await;
         service.take(1, 34, 2, 0).await
     });
     // Whichever came first, both orders are right: 33 before 34, or 33 refused.
@@ -171,7 +171,7 @@ async fn case_34_a_client_that_hangs_up_leaves_neither_write_nor_lock() {
     assert_eq!(service.put(1, 33, 5, 0).await.status, 204);
     tokio::select! {
         _ = service.put(1, 35, 9, 8000) => panic!("it pauses for longer than the test waits"),
-        () = service.wait_for(1, |item| item["last_token"] == 35) => {}
+        () = service.until_a_write_is_open() => {}
     }
     // Long before the pause would have ended, another write goes through.
     let next = tokio::time::timeout(Duration::from_secs(6), service.put(1, 35, 4, 0)).await;

@@ -109,6 +109,14 @@ impl Service {
         log.as_array().unwrap().iter().map(|entry| entry["token"].as_i64().unwrap()).collect()
     }
 
+    /// Waits until a paused writer is inside its transaction. SQLite takes one at a time, so then
+    /// no other write gets in, to whatever item.
+    pub(crate) async fn until_a_write_is_open(&self) {
+        let other = || timeout(Duration::from_millis(300), self.put(99, 1, 1, 0));
+        let shut_out = async { while other().await.is_ok() {} };
+        timeout(PATIENCE, shut_out).await.expect("the writer comes in");
+    }
+
     /// Waits, within the bound, until `condition` holds of the item.
     pub(crate) async fn wait_for(&self, item: i64, condition: fn(&Value) -> bool) {
         let path = format!("/inventory/{item}");

@@ -14,7 +14,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use fencing::guard::FenceLayer;
 use fencing::lock::{Endpoint, LockStore, SqlLocks, Waits};
-use fencing::marks::Marks;
+use fencing::marks::{CachedMarks, Marks};
 use fencing::sql::{self, FenceError, SqlMarks};
 use fencing::{Claim, Problem, ProblemKind, Token};
 use serde::{Serialize, de::DeserializeOwned};
@@ -59,7 +59,15 @@ pub(crate) async fn open(database: &str, level: Level, fence: Fence) -> Result<A
         .route("/inventory/{id}/take", post(take))
         .with_state(Stock { store: Arc::clone(&store), claims });
     let items = match fence {
-        Fence::On => items.route_layer(FenceLayer::new(marks).resource("inventory:item:{id}")),
+        Fence::On => {
+            // What was committed is remembered, so that a storm of stale requests stays out here.
+            let layer = FenceLayer::new(CachedMarks::new(marks)).resource("inventory:item:{id}");
+            items.route_layer(match level {
+                Level::Door => layer,
+                // The transaction asks the database, so the layer need not.
+                Level::Transaction => layer.deferred(),
+            })
+        }
         Fence::Off => items,
     };
     let log =
