@@ -1,4 +1,3 @@
-use std::fmt;
 use std::future::{Future, IntoFuture};
 use std::pin::Pin;
 use std::sync::OnceLock;
@@ -31,7 +30,7 @@ use crate::{InvalidResource, ProblemKind, Resource};
 /// reached, answers 5xx, 408 or 429, or does not answer. The pauses grow exponentially, with full
 /// jitter. Every try of one acquire carries the same owner token, so that a grant whose answer was
 /// lost is found again rather than waited for. Other 4xx answers end it at once. Without a time to
-/// wait there is one try.
+/// wait there is one try: give it a second or two where the restart of a server should go unnoticed.
 ///
 /// An answer that arrives when the TTL of its grant has passed is no lease: the grant is released
 /// and asked for anew.
@@ -214,7 +213,8 @@ impl Tries {
             Ok(answer) => answer,
             Err(error) => return self.failed(error, None, before),
         };
-        let retry_after = answer.retry_after();
+        // An hour, as some proxies say, is not meant for locks.
+        let retry_after = answer.retry_after().map(|after| after.min(MAX_WAIT));
         if answer.is(ProblemKind::SPENT_OWNER_TOKEN) {
             return Ok(Try::Spent(answer.into_error()));
         }
@@ -306,12 +306,6 @@ impl Drop for Tries {
         if self.in_doubt {
             give_back_in_doubt(&self.runtime, &self.client, &self.ask.resource, &self.secret);
         }
-    }
-}
-
-impl fmt::Debug for Tries {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Tries").field("resource", &self.ask.resource).finish_non_exhaustive()
     }
 }
 

@@ -47,8 +47,9 @@ pub struct LockClient {
 
 /// How long an answer may take, unless the client is told otherwise.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long an unused connection is kept.
-const IDLE: Duration = Duration::from_secs(60);
+/// How long an unused connection is kept: less than servers and proxies usually keep it, so that a
+/// request rarely meets a connection that is just being closed.
+const IDLE: Duration = Duration::from_secs(20);
 
 impl LockClient {
     /// A client of the endpoint at `url`, such as `http://127.0.0.1:7070`. A path in the URL is
@@ -121,10 +122,10 @@ impl LockClient {
     }
 
     /// Sets how long an answer may take, beside the time an acquire waits for the lock; 5 s unless
-    /// it is set. A lease takes less where its TTL is short.
+    /// it is set, at least 1 ms. A lease takes less where its TTL is short.
     #[must_use]
     pub fn with_timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = timeout;
+        self.timeout = timeout.max(Duration::from_millis(1));
         self
     }
 

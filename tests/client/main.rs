@@ -8,8 +8,10 @@ mod attach;
 mod dropping;
 mod endpoint;
 mod fault;
+mod real_time;
 mod release;
 mod renewal;
+mod secrets;
 
 use std::future::Future;
 use std::sync::Arc;

@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use fencing::client::LostReason;
 use fencing::clock::Clock;
+use fencing::testing::ManualClock;
+use futures_core::future::BoxFuture;
 
 use crate::fault::Call;
 use crate::{eventually, ms, pause_after, secs, setup, skip_pause_after, soon};
@@ -201,6 +203,53 @@ async fn a_renewal_in_flight_at_the_loss_is_ignored_and_released() {
     setup.server.assert_quiet();
 }
 
+/// A clock that jumps, once it is armed, just before it is read: the process is paused between the
+/// arrival of an answer and the look at the clock.
+#[derive(Debug)]
+struct Jumping {
+    clock: ManualClock,
+    armed: AtomicBool,
+}
+
+impl Clock for Jumping {
+    fn epoch_ms(&self) -> i64 {
+        self.clock.epoch_ms()
+    }
+    fn elapsed(&self) -> Duration {
+        if self.armed.swap(false, Ordering::SeqCst) {
+            self.clock.suspend(ms(2500));
+        }
+        self.clock.elapsed()
+    }
+    fn sleep(&self, duration: Duration) -> BoxFuture<'static, ()> {
+        self.clock.sleep(duration)
+    }
+}
+
+/// H6: the answer to a renewal is there in time, but is looked at past the deadline it would have
+/// moved. The lease has been reported as lost meanwhile, so it stays lost.
+#[tokio::test(flavor = "current_thread")]
+async fn a_success_that_is_looked_at_after_the_deadline_revives_nothing() {
+    let mut setup = setup().await;
+    let clock = Arc::new(Jumping { clock: setup.clock.clone(), armed: AtomicBool::new(false) });
+    setup.client = setup.client.with_clock(Arc::clone(&clock) as Arc<dyn Clock>);
+    let lease = setup.lease(secs(3)).await;
+    soon(setup.clock.until_sleeping(1)).await;
+    setup.clock.advance(secs(1));
+    let call = setup.server.next_renewal().await;
+    soon(setup.clock.until_sleeping(1)).await;
+    // From here the clock is read next when the answer is there: the deadline, three seconds after
+    // the acquire, is over then; three seconds after the renewal are not.
+    clock.armed.store(true, Ordering::SeqCst);
+    call.renew(33);
+    let release = setup.server.next_release().await;
+    assert!(!clock.armed.load(Ordering::SeqCst) && !lease.is_held());
+    assert_eq!(soon(lease.lost()).await.reason(), LostReason::Expired);
+    release.released();
+    eventually("the task ends", || setup.clock.sleeping() == 0).await;
+    setup.server.assert_quiet();
+}
+
 /// Case 51: the machine is suspended past the TTL. Timers have stood still, the clock has not: the
 /// lease is known to be lost at once, and no renewal is sent on resume.
 #[tokio::test]
@@ -307,7 +356,7 @@ async fn the_work_takes_no_step_after_the_deadline() {
     let lease = setup.lease(secs(3)).await;
     let clock = setup.clock.clone();
     let work = async {
-        clock.advance(secs(3)); // the pause
+        clock.suspend(secs(3)); // no timer notices
         tokio::task::yield_now().await;
         unreachable!("a step after the deadline");
     };
