@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 use fencing::client::{Lease, LostReason};
 use tokio::runtime::{Handle, Runtime};
@@ -106,22 +106,33 @@ async fn one_of_a_thousand(setup: &mut Setup, end: End) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lease_may_be_dropped_on_another_thread_at_any_moment() {
     let Setup { mut server, clock, client } = setup().await;
-    let mut renewals = HashMap::new();
-    // The connections are read independently, so a release may be read before the renewal that was
-    // sent before it.
-    let mut next = async |server: &mut FaultServer, method: &str, path: &str| loop {
-        let call = server.next().await;
-        if call.path == path && call.method == method {
-            return call;
+    // Of each owner token: how many renewals were read, and whether a release was.
+    let seen: Arc<Mutex<HashMap<String, (usize, bool)>>> = Arc::default();
+    let serving = tokio::spawn({
+        let seen = Arc::clone(&seen);
+        async move {
+            while let Some(call) = server.wait_next().await {
+                let mut seen = seen.lock().unwrap();
+                let (renewals, released) = seen.entry(call.secret()).or_default();
+                match (&*call.method, &*call.path) {
+                    ("POST", "/locks/r") => call.grant(33, 0),
+                    ("POST", "/locks/r/renew") => {
+                        // The connections are read independently, so a release may be read before
+                        // the renewal that was sent before it.
+                        *renewals += 1;
+                        call.renew(33);
+                    }
+                    ("DELETE", "/locks/r") => {
+                        *released = true;
+                        call.released();
+                    }
+                    _ => unreachable!("{call:?}"),
+                }
+            }
         }
-        assert_eq!((&*call.method, &*call.path), ("POST", "/locks/r/renew"));
-        *renewals.entry(call.secret()).or_insert(0) += 1;
-        call.renew(33);
-    };
+    });
     for round in 0..200 {
-        let acquire = tokio::spawn(client.acquire("r").ttl(secs(3)).into_future());
-        next(&mut server, "POST", "/locks/r").await.grant(33, 0);
-        let lease = soon(acquire).await.unwrap().unwrap().unwrap();
+        let lease = soon(client.acquire("r").ttl(secs(3)).into_future()).await.unwrap().unwrap();
         soon(clock.until_sleeping(1)).await;
         let dropper = tokio::spawn(async move {
             for _ in 0..round % 7 {
@@ -130,10 +141,15 @@ async fn a_lease_may_be_dropped_on_another_thread_at_any_moment() {
             drop(lease);
         });
         clock.advance(secs(1));
-        next(&mut server, "DELETE", "/locks/r").await.released();
         soon(dropper).await.unwrap();
     }
-    assert!(renewals.values().all(|count| *count == 1), "{renewals:?}");
+    eventually("all are released", || {
+        let seen = seen.lock().unwrap();
+        seen.len() == 200 && seen.values().all(|(_, released)| *released)
+    })
+    .await;
+    assert!(seen.lock().unwrap().values().all(|(renewals, _)| *renewals <= 1), "{seen:?}");
+    serving.abort();
 }
 
 /// Case 52: the lease is dropped on a thread that knows no runtime.

@@ -60,6 +60,11 @@ impl FaultServer {
         soon(self.calls.recv()).await.expect("the server runs")
     }
 
+    /// The next request, however long it takes.
+    pub(crate) async fn wait_next(&mut self) -> Option<Call> {
+        self.calls.recv().await
+    }
+
     /// The next request, which must be a renewal.
     pub(crate) async fn next_renewal(&mut self) -> Call {
         let call = self.next().await;

@@ -17,7 +17,7 @@ async fn lease(server: &mut FaultServer, ttl: Duration) -> fencing::client::Leas
 #[tokio::test]
 async fn a_lease_renews_itself_on_the_systems_clock() {
     let mut server = FaultServer::start().await;
-    let lease = lease(&mut server, ms(600)).await;
+    let lease = lease(&mut server, ms(1500)).await;
     for _ in 0..3 {
         server.next_renewal().await.renew(33);
     }
@@ -47,8 +47,8 @@ async fn a_lease_expires_on_the_systems_clock() {
 #[tokio::test(flavor = "current_thread")]
 async fn a_thread_blocked_past_the_ttl_finds_the_lease_lost() {
     let mut server = FaultServer::start().await;
-    let lease = lease(&mut server, ms(100)).await;
-    std::thread::sleep(ms(150));
+    let lease = lease(&mut server, ms(600)).await;
+    std::thread::sleep(ms(700));
     assert!(!lease.is_held());
     assert_eq!(soon(lease.lost()).await.reason(), LostReason::Expired);
     server.next_release().await.problem(404, "not-held");

@@ -1,7 +1,7 @@
 //! The owner token and the key are for the server alone.
 
+use std::cell::RefCell;
 use std::fmt::Write;
-use std::sync::{Arc, Mutex};
 
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
@@ -9,9 +9,15 @@ use tracing::{Event, Metadata, Subscriber};
 
 use crate::{eventually, secs, setup, skip_pause_after, soon};
 
-/// Everything that is logged, by this crate and those below it, at every level.
-#[derive(Clone, Default)]
-struct Everything(Arc<Mutex<String>>);
+/// Everything that is logged on this thread, by this crate and those below it, at every level.
+///
+/// It is the subscriber of the whole process, because one for a single thread can miss events that
+/// other threads were the first to meet.
+struct Everything;
+
+thread_local! {
+    static LOG: RefCell<String> = const { RefCell::new(String::new()) };
+}
 
 struct Fields<'a>(&'a mut String);
 
@@ -26,17 +32,19 @@ impl Subscriber for Everything {
         true
     }
     fn new_span(&self, span: &Attributes<'_>) -> Id {
-        span.record(&mut Fields(&mut self.0.lock().unwrap()));
+        LOG.with_borrow_mut(|log| span.record(&mut Fields(log)));
         Id::from_u64(1)
     }
     fn record(&self, _: &Id, values: &Record<'_>) {
-        values.record(&mut Fields(&mut self.0.lock().unwrap()));
+        LOG.with_borrow_mut(|log| values.record(&mut Fields(log)));
     }
     fn record_follows_from(&self, _: &Id, _: &Id) {}
     fn event(&self, event: &Event<'_>) {
-        let mut log = self.0.lock().unwrap();
-        write!(log, "\n{} {}:", event.metadata().level(), event.metadata().target()).unwrap();
-        event.record(&mut Fields(&mut log));
+        let metadata = event.metadata();
+        LOG.with_borrow_mut(|log| {
+            write!(log, "\n{} {}:", metadata.level(), metadata.target()).unwrap();
+            event.record(&mut Fields(log));
+        });
     }
     fn enter(&self, _: &Id) {}
     fn exit(&self, _: &Id) {}
@@ -45,8 +53,7 @@ impl Subscriber for Everything {
 /// A whole life: failures of an acquire, a renewal and a release, and a loss.
 #[tokio::test(flavor = "current_thread")]
 async fn i7_no_log_shows_an_owner_token_or_key() {
-    let logged = Everything::default();
-    let _guard = tracing::subscriber::set_default(logged.clone());
+    tracing::subscriber::set_global_default(Everything).unwrap();
     let setup = setup().await;
     let (mut server, clock) = (setup.server, setup.clock);
     let client = setup.client.with_key("opensesame").unwrap();
@@ -74,9 +81,9 @@ async fn i7_no_log_shows_an_owner_token_or_key() {
     write!(shown, "{:?}", soon(release).await.unwrap().unwrap_err()).unwrap();
     eventually("nobody sleeps", || clock.sleeping() == 0).await;
 
-    let log = logged.0.lock().unwrap();
+    let log = LOG.take();
     assert!(log.contains("a renewal failed") && log.contains("the lease is lost"), "{log}");
-    for text in [&*log, &shown] {
+    for text in [&log, &shown] {
         assert!(!text.contains(&secret) && !text.contains("opensesame"), "{text}");
     }
 }
