@@ -75,9 +75,52 @@ async fn case_18_at_level_door_a_paused_writer_overwrites_its_successor() {
     assert_eq!(service.put(1, 33, 9, 0).await.problem(), "stale-token");
 }
 
+/// The same at level exclusive: 34 waits at the gate.
+#[tokio::test]
+async fn i1_at_level_exclusive_a_successor_waits_for_a_paused_writer() {
+    let service = Service::start(&["--level", "exclusive"]).await;
+    assert_eq!(service.put(1, 32, 5, 0).await.status, 204);
+    let (older, next) = tokio::join!(service.take(1, 33, 1, 1500), async {
+        service.wait_for(1, |item| item["last_token"] == 33).await;
+        // Of another item it does not wait, and this is there long before 33 has left.
+        assert_eq!(service.put(2, 7, 1, 0).await.status, 204);
+        let next = service.take(1, 34, 1, 0);
+        let (next, zombie) = tokio::join!(next, async {
+            service.wait_for(1, |item| item["last_token"] == 34).await;
+            service.put(1, 33, 9, 0).await
+        });
+        assert_eq!(zombie.problem(), "stale-token");
+        next
+    });
+    assert_eq!((older.status.as_u16(), older.body), (200, json!({"quantity": 4})));
+    assert_eq!((next.status.as_u16(), next.body), (200, json!({"quantity": 3})));
+    assert_eq!(service.applied(1).await, [32, 33, 34]);
+}
+
+/// A client that hangs up does not take its permit along: the write it began goes on.
+#[tokio::test]
+async fn i1_at_level_exclusive_a_write_without_its_client_is_waited_for() {
+    let service = Service::start(&["--level", "exclusive"]).await;
+    for item in 1..10 {
+        assert_eq!(service.put(item, 32, 5, 0).await.status, 204);
+        tokio::select! {
+            _ = service.put(item, 33, 4, 1000) => panic!("it pauses for longer than this waits"),
+            () = service.wait_for(item, |item| item["last_token"] == 33) => {}
+        }
+        assert_eq!(service.put(item, 34, 3, 0).await.status, 204);
+        match &*service.applied(item).await {
+            [32, 33, 34] => return,
+            // It hung up after its claim and before its write had begun: another try.
+            [32, 34] => {}
+            other => panic!("{other:?}"),
+        }
+    }
+    panic!("no write was begun");
+}
+
 #[tokio::test]
 async fn a_read_with_a_token_is_a_claim() {
-    for level in ["door", "transaction"] {
+    for level in ["door", "exclusive", "transaction"] {
         let service = Service::start(&["--level", level]).await;
         assert_eq!(service.put(1, 33, 5, 0).await.status, 204);
         let read = [("x-fencing-token", "34")];

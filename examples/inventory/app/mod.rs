@@ -2,6 +2,8 @@
 
 mod store;
 
+use std::future::pending;
+use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,13 +14,14 @@ use axum::http::request::Parts;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use fencing::guard::FenceLayer;
+use fencing::guard::{FenceLayer, Gate, GatePermit};
 use fencing::lock::{Endpoint, LockStore, SqlLocks, Waits};
 use fencing::marks::{CachedMarks, Marks};
 use fencing::sql::{self, FenceError, SqlMarks};
 use fencing::{Claim, Problem, ProblemKind, Token};
 use serde::{Serialize, de::DeserializeOwned};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous};
+use tokio::task::JoinError;
 
 use self::store::{Change, Op, Outcome, Store};
 
@@ -32,6 +35,9 @@ const NO_SUCH_ITEM: ProblemKind =
 pub(crate) enum Level {
     /// The layer checks, then the handler writes: a pause in between lets a stale write through.
     Door,
+    /// The layer has a newer holder wait until older ones have left, then the handler writes. Right
+    /// only while no other process writes to the database.
+    Exclusive,
     /// The claim and the write are one transaction.
     Transaction,
 }
@@ -58,17 +64,14 @@ pub(crate) async fn open(database: &str, level: Level, fence: Fence) -> Result<A
         .route("/inventory/{id}", get(show).put(put).delete(remove))
         .route("/inventory/{id}/take", post(take))
         .with_state(Stock { store: Arc::clone(&store), claims });
-    let items = match fence {
-        Fence::On => {
-            // What was committed is remembered, so that a storm of stale requests stays out here.
-            let layer = FenceLayer::new(CachedMarks::new(marks)).resource("inventory:item:{id}");
-            items.route_layer(match level {
-                Level::Door => layer,
-                // The transaction asks the database, so the layer need not.
-                Level::Transaction => layer.deferred(),
-            })
-        }
-        Fence::Off => items,
+    // What was committed is remembered, so that a storm of stale requests stays out here.
+    let layer = FenceLayer::new(CachedMarks::new(marks)).resource("inventory:item:{id}");
+    let items = match (fence, level) {
+        (Fence::Off, _) => items,
+        (Fence::On, Level::Door) => items.route_layer(layer),
+        (Fence::On, Level::Exclusive) => items.route_layer(layer.exclusive(Gate::new())),
+        // The transaction asks the database, so the layer need not.
+        (Fence::On, Level::Transaction) => items.route_layer(layer.deferred()),
     };
     let log =
         Router::new().route("/inventory/{id}/log", get(log)).with_state(Stock { store, claims });
@@ -140,7 +143,22 @@ impl Stock {
             request_id: meta.request_id,
             pause: meta.pause,
         };
-        self.store.change(&change).await
+        let Some(permit) = meta.permit else { return self.store.change(&change).await };
+        // When the client hangs up, this future is dropped, and a statement that was sent goes on
+        // in the database. At level `exclusive` the permit must not be dropped before that has
+        // ended, so what goes on is a task of its own.
+        let store = Arc::clone(&self.store);
+        let change = tokio::spawn(async move {
+            let outcome = store.change(&change).await;
+            drop(permit);
+            outcome
+        });
+        match change.await.map_err(JoinError::try_into_panic) {
+            Ok(outcome) => outcome,
+            Err(Ok(panic)) => resume_unwind(panic),
+            // Only a runtime that stops cancels it, and this future with it.
+            Err(Err(_)) => pending().await,
+        }
     }
 }
 
@@ -259,6 +277,8 @@ impl<S: Send + Sync> FromRequestParts<S> for ItemId {
 /// What the headers say about a change.
 struct Meta {
     claim: Option<Claim>,
+    /// At level `exclusive`.
+    permit: Option<GatePermit>,
     token: Option<Token>,
     request_id: String,
     pause: Duration,
@@ -270,6 +290,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Meta {
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
         // Without the layer (`--fence off`) there is no claim: the token is for the log only.
         let claim = parts.extensions.get::<Claim>().cloned();
+        let permit = parts.extensions.get::<GatePermit>().cloned();
         let header = |name| parts.headers.get(name).and_then(|value| value.to_str().ok());
         let token = header("x-fencing-token").and_then(|token| token.parse().ok());
         let request_id = header("x-request-id").unwrap_or("-").to_owned();
@@ -280,7 +301,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Meta {
         let Some(pause) = pause else {
             return Err(Problem::invalid_field("X-Demo-Pause-Ms", "must be 0 to 8000"));
         };
-        Ok(Self { claim, token, request_id, pause: Duration::from_millis(pause) })
+        Ok(Self { claim, permit, token, request_id, pause: Duration::from_millis(pause) })
     }
 }
 

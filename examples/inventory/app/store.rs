@@ -167,7 +167,8 @@ macro_rules! store {
                         return Ok(outcome);
                     }
                     // Level `door`, or no fence at all: what was checked may have changed by the
-                    // time of the write, and nothing notices.
+                    // time of the write, and nothing notices. At level `exclusive` it cannot have:
+                    // whoever could change it is kept waiting.
                     let mut conn = self.pool.acquire().await?;
                     let stock = self.stock(&mut conn, change.id).await?;
                     tokio::time::sleep(change.pause).await;
