@@ -2,8 +2,8 @@
 #
 #   . tests/servers.sh
 #   trap stop_all EXIT
-#   start_postgres && start_mariadb
-#   cargo test ...            # reads FENCING_TEST_POSTGRES and FENCING_TEST_MYSQL
+#   start_postgres && start_mariadb && start_etcd && start_redis
+#   cargo test ...            # reads FENCING_TEST_POSTGRES, _MYSQL, _ETCD and _REDIS
 #
 # Each server gets a data folder of its own under a temporary folder and a free port on the
 # loopback. They run with the durable settings they come with: the tests look at those. Nothing of
@@ -137,6 +137,75 @@ start_mariadb() {
     done
     tail -n 20 "$SERVERS_DIR/mariadb.log" >&2
     return 1
+}
+
+# Starts etcd (3.4 or newer) and exports FENCING_TEST_ETCD.
+start_etcd() {
+    local etcd user data port peer pid try
+    etcd=$(servers_find etcd) || return 1
+    user=$(servers_user etcd nobody)
+    servers_dir || return 1
+    data=$SERVERS_DIR/etcd
+    mkdir -p "$data" && { [ "$(id -u)" -ne 0 ] || chown "$user" "$data"; } || return 1
+    for try in 1 2 3; do
+        port=$(servers_port) && peer=$(servers_port)
+        # The address of its peers is part of its data, so each try has a folder of its own.
+        (cd / && servers_as "$user" "$etcd" --data-dir "$data/$try" \
+            --listen-client-urls "http://127.0.0.1:$port" \
+            --advertise-client-urls "http://127.0.0.1:$port" \
+            --listen-peer-urls "http://127.0.0.1:$peer" \
+            --initial-advertise-peer-urls "http://127.0.0.1:$peer" \
+            --initial-cluster "default=http://127.0.0.1:$peer") >"$SERVERS_DIR/etcd.log" 2>&1 &
+        pid=$!
+        if servers_wait "$pid" servers_etcd_is_healthy "$port"; then
+            SERVERS_PIDS+=("$pid")
+            export FENCING_TEST_ETCD="http://127.0.0.1:$port"
+            return 0
+        fi
+        kill "$pid" 2>/dev/null
+        wait "$pid" 2>/dev/null
+    done
+    tail -n 20 "$SERVERS_DIR/etcd.log" >&2
+    return 1
+}
+
+servers_etcd_is_healthy() {
+    curl -s --max-time 2 "http://127.0.0.1:$1/health" | grep -q '"health": *"true"'
+}
+
+# Starts Redis (6 or newer) and exports FENCING_TEST_REDIS. It writes down each command before it
+# answers: a counter of tokens must not go back.
+start_redis() {
+    local redis user data port pid try
+    redis=$(servers_find redis-server) || return 1
+    user=$(servers_user redis nobody)
+    servers_dir || return 1
+    data=$SERVERS_DIR/redis
+    mkdir -p "$data" && { [ "$(id -u)" -ne 0 ] || chown "$user" "$data"; } || return 1
+    for try in 1 2 3; do
+        port=$(servers_port)
+        (cd / && servers_as "$user" "$redis" --bind 127.0.0.1 --port "$port" --dir "$data" \
+            --save '' --appendonly yes --appendfsync always) >"$SERVERS_DIR/redis.log" 2>&1 &
+        pid=$!
+        if servers_wait "$pid" servers_redis_answers "$port"; then
+            SERVERS_PIDS+=("$pid")
+            export FENCING_TEST_REDIS="redis://127.0.0.1:$port"
+            return 0
+        fi
+        kill "$pid" 2>/dev/null
+        wait "$pid" 2>/dev/null
+    done
+    tail -n 20 "$SERVERS_DIR/redis.log" >&2
+    return 1
+}
+
+servers_redis_answers() {
+    local answer
+    exec 3<>"/dev/tcp/127.0.0.1/$1" || return 1
+    printf 'PING\r\n' >&3
+    read -r -t 2 answer <&3
+    exec 3>&-
+    [ "${answer%$'\r'}" = +PONG ]
 }
 
 # Stops what was started here, and removes its data.

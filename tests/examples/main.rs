@@ -1,7 +1,16 @@
 //! The smaller examples, as anybody would run them.
 
 #![cfg(feature = "full")]
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that fails may panic")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test that fails may panic"
+)]
+
+mod etcd;
+mod issuers;
+mod redis;
 
 use std::path::PathBuf;
 use std::process::{Command, Output};
@@ -18,6 +27,40 @@ fn run(example: &str, args: &[&str]) -> Output {
 
 fn said(output: &Output) -> String {
     String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+type Error = Box<dyn std::error::Error + Send + Sync>;
+
+/// Where a server for tests is.
+fn server(variable: &str, what: &str) -> String {
+    std::env::var(variable)
+        .unwrap_or_else(|_| panic!("set {variable} to {what}; tests/run does, and starts one"))
+}
+
+fn assert_zombie_refused(issuer: &str, address: &str) {
+    let output = run("foreign_tokens", &[issuer, address]);
+    let lines = said(&output);
+    assert!(output.status.success(), "{output:?}");
+    for line in [
+        "A writes: 204 No Content",
+        "B writes: 204 No Content",
+        "A writes, who does not know: 412 Precondition Failed",
+        "the report is `by B`",
+    ] {
+        assert!(lines.contains(line), "{lines}");
+    }
+}
+
+#[test]
+fn foreign_tokens_says_what_it_cannot_do() {
+    for (args, expected) in
+        [(&[][..], "usage:"), (&["redis", "127.0.0.1:1"], "address=`127.0.0.1:1`")]
+    {
+        let output = run("foreign_tokens", args);
+        assert!(!output.status.success());
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert!(error.contains(expected), "{error}");
+    }
 }
 
 #[test]
