@@ -35,12 +35,14 @@ const FLOOR: usize = 6;
 const RAISE_FLOOR: usize = 7;
 const VERSIONS: usize = 8;
 const WITNESS: usize = 9;
+const UNCLAIM: usize = 10;
 
 const TEMPLATES: &[&str] = &[
     // seq changes every time, so the count of rows is 1 with CLIENT_FOUND_ROWS and without. Its
     // new value comes back as the last insert id.
     concat!(
-        "UPDATE {prefix}marks SET last_token = ?, seq = LAST_INSERT_ID(seq + 1), updated_at = ",
+        "UPDATE {prefix}marks SET last_token = ?, seq = LAST_INSERT_ID(seq + 1), \
+         claim_conn = IF(?, CONNECTION_ID(), 0), updated_at = ",
         now!(),
         " WHERE resource = ? AND last_token <= ?"
     ),
@@ -50,9 +52,11 @@ const TEMPLATES: &[&str] = &[
     // An INSERT IGNORE and an UPDATE, or an UPDATE first at REPEATABLE READ, deadlock with nearly
     // every other first claim of the same resource. This does not.
     concat!(
-        "INSERT INTO {prefix}marks (resource, last_token, updated_at) VALUES (?, ?, ",
+        "INSERT INTO {prefix}marks (resource, last_token, claim_conn, updated_at) \
+         VALUES (?, ?, IF(?, CONNECTION_ID(), 0), ",
         now!(),
-        ") ON DUPLICATE KEY UPDATE last_token = GREATEST(last_token, ?), seq = seq + 1, \
+        ") ON DUPLICATE KEY UPDATE last_token = GREATEST(last_token, VALUES(last_token)), \
+         seq = seq + 1, claim_conn = IF(last_token = VALUES(last_token), VALUES(claim_conn), 0), \
          updated_at = ",
         now!()
     ),
@@ -61,6 +65,7 @@ const TEMPLATES: &[&str] = &[
     "UPDATE {prefix}floor SET floor = GREATEST(floor, ?) WHERE id = 1",
     "SELECT version FROM {prefix}schema ORDER BY version",
     "SELECT last_token, seq FROM {prefix}marks WHERE resource = ?",
+    "; UPDATE {prefix}marks SET claim_conn = 0 WHERE resource = X",
 ];
 
 /// What a transaction of ours has left on its connection.
@@ -70,6 +75,8 @@ pub struct Session {
     changed: bool,
     /// What the first claim wrote into its mark row.
     witness: Option<Witness>,
+    /// What takes the claims back that the triggers of enforced tables look for.
+    unclaim: String,
 }
 
 #[derive(Debug)]
@@ -94,6 +101,7 @@ impl Backend for MySql {
         ("marks", "last_token", "bigint"),
         ("marks", "last_spent", "bigint"),
         ("marks", "seq", "bigint"),
+        ("marks", "claim_conn", "bigint"),
         ("marks", "updated_at", "bigint"),
         ("locks", "resource", "varbinary"),
         ("locks", "token", "bigint"),
@@ -155,10 +163,17 @@ impl Backend for MySql {
         claim: &'a Claim,
         route: Route,
     ) -> Result<Verdict, sqlx::Error> {
+        // In a transaction of the caller nobody would take the permit back.
+        let permit = session.changed;
         let (verdict, seq) = match route {
-            Route::Own => known(conn, text, claim).await?,
-            Route::Foreign => first(conn, text, claim).await?,
+            Route::Own => known(conn, text, claim, permit).await?,
+            Route::Foreign => first(conn, text, claim, permit).await?,
         };
+        if permit && verdict == Verdict::Accepted {
+            // Text and no parameter, so that it needs no round trip of its own.
+            session.unclaim.push_str(text.get(UNCLAIM).as_str());
+            session.unclaim.push_str(&hex(claim.resource()));
+        }
         if session.witness.is_none() {
             let (select, claim) = (text.get(WITNESS), claim.clone());
             session.witness = Some(Witness { select, claim, seq });
@@ -176,7 +191,9 @@ impl Backend for MySql {
                 return Err(lost(conn, session, error).await);
             }
         }
-        if let Err(error) = execute(conn, "RELEASE SAVEPOINT fencing_guard").await {
+        // Nothing is taken back where the savepoint is gone: that ends the list of statements.
+        let end = format!("RELEASE SAVEPOINT fencing_guard{}", session.unclaim);
+        if let Err(error) = sqlx::raw_sql(sql(end)).execute(&mut *conn).await {
             return Err(lost(conn, session, error).await);
         }
         Manager::commit(conn).await.map_err(|error| match number(&error) {
@@ -314,15 +331,16 @@ async fn known(
     conn: &mut MySqlConnection,
     text: &Text,
     claim: &Claim,
+    permit: bool,
 ) -> Result<(Verdict, i64), sqlx::Error> {
-    if let Some(seq) = raise(conn, text, claim).await? {
+    if let Some(seq) = raise(conn, text, claim, permit).await? {
         return Ok((Verdict::Accepted, seq));
     }
     // A statement of its own sees what was committed while the one before it waited.
     let mark = MySql::last_token(conn, text, claim.resource()).await?;
     match mark.and_then(|mark| Token::new(mark).ok()) {
         Some(last_token) if last_token > claim.token() => Ok((Verdict::Stale { last_token }, 0)),
-        _ => first(conn, text, claim).await,
+        _ => first(conn, text, claim, permit).await,
     }
 }
 
@@ -333,13 +351,14 @@ async fn first(
     conn: &mut MySqlConnection,
     text: &Text,
     claim: &Claim,
+    permit: bool,
 ) -> Result<(Verdict, i64), sqlx::Error> {
     let (resource, token) = (claim.resource().as_str().as_bytes(), claim.token());
     let floor: i64 = sqlx::query_scalar(text.get(SHARE_FLOOR)).fetch_one(&mut *conn).await?;
     if let Ok(floor) = Token::new(floor)
         && token <= floor
     {
-        if let Some(seq) = raise(conn, text, claim).await? {
+        if let Some(seq) = raise(conn, text, claim, permit).await? {
             return Ok((Verdict::Accepted, seq));
         }
         let mark: Option<i64> =
@@ -350,7 +369,7 @@ async fn first(
     sqlx::query(text.get(FIRST))
         .bind(resource)
         .bind(token.get())
-        .bind(token.get())
+        .bind(permit)
         .execute(&mut *conn)
         .await?;
     let (mark, seq): (i64, i64) =
@@ -366,9 +385,11 @@ async fn raise(
     conn: &mut MySqlConnection,
     text: &Text,
     claim: &Claim,
+    permit: bool,
 ) -> Result<Option<i64>, sqlx::Error> {
     let raised = sqlx::query(text.get(RAISE))
         .bind(claim.token().get())
+        .bind(permit)
         .bind(claim.resource().as_str().as_bytes())
         .bind(claim.token().get())
         .execute(conn)
@@ -422,6 +443,12 @@ async fn execute(conn: &mut MySqlConnection, text: &'static str) -> Result<(), s
 fn number(error: &sqlx::Error) -> Option<u16> {
     let database = error.as_database_error()?;
     database.try_downcast_ref::<MySqlDatabaseError>().map(MySqlDatabaseError::number)
+}
+
+/// The name as the digits of a hexadecimal literal, in quotes.
+fn hex(resource: &Resource) -> String {
+    let digits = resource.as_str().bytes().map(|byte| format!("{byte:02x}"));
+    format!("'{}'", digits.collect::<String>())
 }
 
 /// For the settings of timeouts, which are at least 1 and in whole seconds.

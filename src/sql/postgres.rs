@@ -31,16 +31,19 @@ const VERSIONS: usize = 6;
 
 const TEMPLATES: &[&str] = &[
     concat!(
-        "UPDATE {prefix}marks SET last_token = $2, seq = seq + 1, updated_at = ",
+        "UPDATE {prefix}marks SET last_token = $2, seq = seq + 1, \
+         claim_xid = pg_current_xact_id(), updated_at = ",
         now!(),
         " WHERE resource = $1 AND last_token <= $2"
     ),
     "SELECT last_token FROM {prefix}marks WHERE resource = $1",
     "SELECT floor FROM {prefix}floor WHERE id = 1 FOR SHARE",
     concat!(
-        "INSERT INTO {prefix}marks AS m (resource, last_token, updated_at) VALUES ($1, $2, ",
+        "INSERT INTO {prefix}marks AS m (resource, last_token, claim_xid, updated_at) \
+         VALUES ($1, $2, pg_current_xact_id(), ",
         now!(),
-        ") ON CONFLICT (resource) DO UPDATE SET last_token = $2, seq = m.seq + 1, updated_at = ",
+        ") ON CONFLICT (resource) DO UPDATE SET last_token = $2, seq = m.seq + 1, \
+         claim_xid = pg_current_xact_id(), updated_at = ",
         now!(),
         " WHERE m.last_token <= $2 RETURNING last_token"
     ),
@@ -65,6 +68,7 @@ impl Backend for Postgres {
         ("marks", "last_token", "bigint"),
         ("marks", "last_spent", "bigint"),
         ("marks", "seq", "bigint"),
+        ("marks", "claim_xid", "xid8"),
         ("marks", "updated_at", "bigint"),
         ("locks", "resource", "text"),
         ("locks", "token", "bigint"),

@@ -6,14 +6,16 @@ CREATE TABLE IF NOT EXISTS {prefix}schema (
 ) ENGINE = InnoDB;
 
 -- The marks: the highest token each resource has accepted. Never lowered, never deleted by use.
--- seq counts the accepted claims; last_spent is the last token that wrote under the strict policy.
--- Times are milliseconds since the Unix epoch, by the clock of the database. Names are bytes, so
+-- seq counts the accepted claims; last_spent is the last token that wrote under the strict policy;
+-- claim_conn is the connection whose open transaction has claimed, for the triggers of enforced
+-- tables: it is set back to 0 before the commit. Times are milliseconds since the Unix epoch, by the clock of the database. Names are bytes, so
 -- that no collation makes two of them one.
 CREATE TABLE IF NOT EXISTS {prefix}marks (
     resource   VARBINARY(255) NOT NULL PRIMARY KEY CHECK (length(resource) >= 1),
     last_token BIGINT NOT NULL CHECK (last_token > 0),
     last_spent BIGINT NOT NULL DEFAULT 0 CHECK (last_spent >= 0),
     seq        BIGINT NOT NULL DEFAULT 1,
+    claim_conn BIGINT NOT NULL DEFAULT 0,
     updated_at BIGINT NOT NULL
 ) ENGINE = InnoDB;
 

@@ -1,5 +1,6 @@
 -- The marks: the highest token each resource has accepted. Never lowered, never deleted by use.
--- seq counts the accepted claims; last_spent is the last token that wrote under the strict policy.
+-- seq counts the accepted claims; last_spent is the last token that wrote under the strict policy;
+-- claim_xid is the transaction of the last accepted claim, for the triggers of enforced tables.
 -- Times are milliseconds since the Unix epoch, by the clock of the database. Names are compared
 -- byte by byte. The fill factor leaves room for updates in place: a mark is written often.
 CREATE TABLE {prefix}marks (
@@ -7,6 +8,7 @@ CREATE TABLE {prefix}marks (
     last_token bigint NOT NULL CHECK (last_token > 0),
     last_spent bigint NOT NULL DEFAULT 0 CHECK (last_spent >= 0),
     seq        bigint NOT NULL DEFAULT 1,
+    claim_xid  xid8,
     updated_at bigint NOT NULL
 ) WITH (fillfactor = 70);
 

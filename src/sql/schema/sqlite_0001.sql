@@ -9,6 +9,15 @@ CREATE TABLE {prefix}marks (
     updated_at INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
 
+-- The claims of the transaction that is open, for the triggers of enforced tables: a row is made and
+-- deleted in it. With PRAGMA foreign_keys = ON, the reference to a floor that does not exist makes
+-- a commit fail that forgot to delete it.
+CREATE TABLE {prefix}claims (
+    resource TEXT    NOT NULL PRIMARY KEY,
+    token    INTEGER NOT NULL,
+    deleted  INTEGER NOT NULL DEFAULT 0 REFERENCES {prefix}floor (id) DEFERRABLE INITIALLY DEFERRED
+) STRICT, WITHOUT ROWID;
+
 -- The grants, one row for each resource, kept at release and expiry. Before the first grant of a
 -- resource its row may have the token 0 and no grant.
 CREATE TABLE {prefix}locks (
@@ -27,10 +36,12 @@ CREATE TABLE {prefix}locks (
 
 -- No new grant is at or below the floor, and a resource without a mark accepts only what is above
 -- it. The epoch grows when an administrator lowers a mark, so that caches of marks forget.
+-- enforced is 1 while some table has the triggers that ask for claims.
 CREATE TABLE {prefix}floor (
-    id    INTEGER NOT NULL PRIMARY KEY CHECK (id = 1),
-    floor INTEGER NOT NULL CHECK (floor >= 0),
-    epoch INTEGER NOT NULL DEFAULT 0
+    id       INTEGER NOT NULL PRIMARY KEY CHECK (id = 1),
+    floor    INTEGER NOT NULL CHECK (floor >= 0),
+    epoch    INTEGER NOT NULL DEFAULT 0,
+    enforced INTEGER NOT NULL DEFAULT 0 CHECK (enforced IN (0, 1))
 ) STRICT;
 INSERT INTO {prefix}floor (id, floor) VALUES (1, 0);
 

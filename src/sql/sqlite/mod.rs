@@ -29,24 +29,51 @@ const LAST_TOKEN: usize = 3;
 const FLOOR: usize = 4;
 const RAISE_FLOOR: usize = 5;
 const VERSIONS: usize = 6;
+const RAISE_OURS: usize = 7;
+const FIRST_OURS: usize = 8;
+const UNCLAIM: usize = 9;
+
+macro_rules! raise {
+    () => {
+        concat!(
+            "UPDATE {prefix}marks SET last_token = ?2, seq = seq + 1, updated_at = ",
+            now!(),
+            " WHERE resource = ?1 AND last_token <= ?2"
+        )
+    };
+}
+
+macro_rules! first {
+    () => {
+        concat!(
+            "INSERT INTO {prefix}marks (resource, last_token, updated_at) VALUES (?1, ?2, ",
+            now!(),
+            ")"
+        )
+    };
+}
+
+/// For the triggers of enforced tables, where there are any: the claim as a row, if the statement
+/// before has written the mark. Both are one call, so it costs next to nothing.
+macro_rules! and_permit {
+    () => {
+        "; INSERT OR REPLACE INTO {prefix}claims (resource, token) SELECT ?1, ?2 \
+         FROM {prefix}floor WHERE id = 1 AND enforced = 1 AND changes() > 0"
+    };
+}
 
 const TEMPLATES: &[&str] = &[
-    concat!(
-        "UPDATE {prefix}marks SET last_token = ?2, seq = seq + 1, updated_at = ",
-        now!(),
-        " WHERE resource = ?1 AND last_token <= ?2"
-    ),
+    raise!(),
     "SELECT (SELECT last_token FROM {prefix}marks WHERE resource = ?1), floor \
      FROM {prefix}floor WHERE id = 1",
-    concat!(
-        "INSERT INTO {prefix}marks (resource, last_token, updated_at) VALUES (?1, ?2, ",
-        now!(),
-        ")"
-    ),
+    first!(),
     "SELECT last_token FROM {prefix}marks WHERE resource = ?1",
     "SELECT floor FROM {prefix}floor WHERE id = 1",
     "UPDATE {prefix}floor SET floor = max(floor, ?1) WHERE id = 1",
     "SELECT version FROM {prefix}schema ORDER BY version",
+    concat!(raise!(), and_permit!()),
+    concat!(first!(), and_permit!()),
+    "DELETE FROM {prefix}claims",
 ];
 
 /// What a transaction of ours has left on its connection.
@@ -57,6 +84,18 @@ pub struct Session {
     busy_timeout: Option<i64>,
     /// Whether a transaction may be open.
     begun: bool,
+    /// What takes the claims back that the triggers of enforced tables look for, where some were
+    /// made.
+    unclaim: Option<SqlStr>,
+}
+
+impl Session {
+    /// The mark is one row, the permit a second.
+    fn note_permit(&mut self, rows: u64, text: &Text) {
+        if rows > 1 {
+            self.unclaim = Some(text.get(UNCLAIM));
+        }
+    }
 }
 
 impl FencedDatabase for Sqlite {}
@@ -75,6 +114,8 @@ impl Backend for Sqlite {
         ("marks", "last_spent", "INTEGER"),
         ("marks", "seq", "INTEGER"),
         ("marks", "updated_at", "INTEGER"),
+        ("claims", "resource", "TEXT"),
+        ("claims", "token", "INTEGER"),
         ("locks", "resource", "TEXT"),
         ("locks", "token", "INTEGER"),
         ("locks", "owner", "TEXT"),
@@ -86,6 +127,7 @@ impl Backend for Sqlite {
         ("floor", "id", "INTEGER"),
         ("floor", "floor", "INTEGER"),
         ("floor", "epoch", "INTEGER"),
+        ("floor", "enforced", "INTEGER"),
         ("audit", "id", "INTEGER"),
         ("audit", "at", "INTEGER"),
         ("audit", "event", "TEXT"),
@@ -125,18 +167,24 @@ impl Backend for Sqlite {
 
     async fn advance<'a>(
         conn: &'a mut SqliteConnection,
-        _: &'a mut Session,
+        session: &'a mut Session,
         text: &'a Text,
         claim: &'a Claim,
         _: Route,
     ) -> Result<Verdict, sqlx::Error> {
         let (resource, token) = (claim.resource().as_str(), claim.token());
-        let raised = sqlx::query(text.get(RAISE))
+        // In a transaction of the caller nobody would take the permit back.
+        let (raise, first) = match session.begun {
+            true => (RAISE_OURS, FIRST_OURS),
+            false => (RAISE, FIRST),
+        };
+        let raised = sqlx::query(text.get(raise))
             .bind(resource)
             .bind(token.get())
             .execute(&mut *conn)
             .await?;
         if raised.rows_affected() > 0 {
+            session.note_permit(raised.rows_affected(), text);
             return Ok(Verdict::Accepted);
         }
         // The first statement took the write lock, so nothing changes between the next two.
@@ -147,7 +195,9 @@ impl Backend for Sqlite {
         {
             return Ok(Verdict::Stale { last_token });
         }
-        sqlx::query(text.get(FIRST)).bind(resource).bind(token.get()).execute(conn).await?;
+        let made =
+            sqlx::query(text.get(first)).bind(resource).bind(token.get()).execute(conn).await?;
+        session.note_permit(made.rows_affected(), text);
         Ok(Verdict::Accepted)
     }
 
@@ -157,6 +207,11 @@ impl Backend for Sqlite {
     ) -> Result<(), NotCommitted> {
         if !session.guard.allow_commit() {
             return Err(NotCommitted::Lost);
+        }
+        if let Some(unclaim) = session.unclaim.take()
+            && let Err(error) = sqlx::query(unclaim).execute(&mut *conn).await
+        {
+            return Err(judge(conn, session, error).await);
         }
         loop {
             match Manager::commit(conn).await {
