@@ -110,6 +110,11 @@ impl<W> FenceLayer<NoResource, W> {
 }
 
 impl<W> FenceLayer<Resolver, W> {
+    #[cfg(feature = "exclusive")]
+    pub(super) fn is_report_only(&self) -> bool {
+        self.options.report_only
+    }
+
     pub(super) fn fence<S>(&self, inner: S, gate: Option<Gate>) -> Fence<S, W> {
         let config = Config {
             marks: Arc::clone(&self.marks),

@@ -70,23 +70,36 @@ impl Gate {
         let visit = Visit::arrive(&self.shared, claim.resource().clone(), claim.token());
         let visit = Arc::new(visit);
         let check = match marks.advance(claim) {
-            Check::Ready(Ok(Verdict::Accepted)) => match visit.turn() {
-                Turn::Inside => Verdict::Accepted.into(),
-                Turn::Overtaken(last_token) => Verdict::Stale { last_token }.into(),
-                Turn::Wait => Check::Pending(Box::pin(self.clone().wait(Arc::clone(&visit)))),
-            },
+            Check::Ready(Ok(Verdict::Accepted)) => self.turn(&visit),
             Check::Ready(refused) => Check::Ready(refused),
             Check::Pending(answer) => {
                 let (gate, visit) = (self.clone(), Arc::clone(&visit));
                 Check::Pending(Box::pin(async move {
                     match answer.await? {
-                        Verdict::Accepted => gate.wait(visit).await,
+                        Verdict::Accepted => gate.turn(&visit).await,
                         stale @ Verdict::Stale { .. } => Ok(stale),
                     }
                 }))
             }
         };
         (GatePermit::new(visit), check)
+    }
+
+    fn turn(&self, visit: &Arc<Visit>) -> Check {
+        match visit.turn() {
+            Turn::Inside => Verdict::Accepted.into(),
+            Turn::Overtaken(last_token) => Verdict::Stale { last_token }.into(),
+            Turn::Wait if self.report_only => {
+                tracing::info!(
+                    target: "fencing::guard",
+                    resource = visit.resource().as_str(),
+                    token = i64::from(visit.token()),
+                    "request would wait for older ones"
+                );
+                Verdict::Accepted.into()
+            }
+            Turn::Wait => Check::Pending(Box::pin(self.clone().wait(Arc::clone(visit)))),
+        }
     }
 
     async fn wait(self, visit: Arc<Visit>) -> Result<Verdict, MarksError> {

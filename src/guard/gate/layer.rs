@@ -20,6 +20,10 @@ impl<W> FenceLayer<Resolver, W> {
     ///
     /// Say it last. Layers over the same resources must share the gate as they share the marks.
     ///
+    /// A [deferred](FenceLayer::deferred) layer is not deferred at this level: only who has raised
+    /// the mark gets a turn. One that [only reports](FenceLayer::report_only) tells who would wait,
+    /// and lets it in.
+    ///
     /// The body of a response is wrapped in a [`PermitBody`](super::PermitBody).
     ///
     /// ```
@@ -46,7 +50,8 @@ impl<S, W> Layer<S> for ExclusiveLayer<W> {
     type Service = Fence<Exclusive<S, W>, W>;
 
     fn layer(&self, inner: S) -> Self::Service {
-        let inner = Exclusive::new(inner, self.gate.cancel_older);
-        self.fence.fence(inner, Some(self.gate.clone()))
+        let gate = Gate { report_only: self.fence.is_report_only(), ..self.gate.clone() };
+        let inner = Exclusive::new(inner, gate.cancel_older && !gate.report_only);
+        self.fence.fence(inner, Some(gate))
     }
 }

@@ -70,6 +70,8 @@ pub struct Gate {
     clock: Arc<dyn Clock>,
     drain_timeout: Duration,
     cancel_older: bool,
+    /// Of a layer that only reports: nobody waits, and nobody is cancelled.
+    report_only: bool,
 }
 
 impl Gate {
@@ -90,6 +92,7 @@ impl Gate {
             clock: Arc::new(clock),
             drain_timeout: Self::DEFAULT_DRAIN_TIMEOUT,
             cancel_older: false,
+            report_only: false,
         }
     }
 

@@ -1,6 +1,6 @@
 //! The places where the parts meet: extractors, bodies, other callers of the gate.
 
-use fencing::{Claim, Resource, Token};
+use fencing::{Claim, Resource, Token, Verdict};
 use http::{Request, StatusCode};
 
 use super::*;
@@ -52,6 +52,41 @@ async fn a_request_that_claims_nothing_loses_the_permit_of_another_gate() {
         .route_layer(inner.exclusive(Gate::new()))
         .route_layer(fence().exclusive(Gate::new()));
     assert_eq!(text(send(&app, get("/maybe/a", "33")).await).await, "none");
+}
+
+#[tokio::test]
+async fn a_layer_that_only_reports_keeps_nobody_waiting_and_cancels_nobody() {
+    let gate = Gate::new().cancel_older(true);
+    let handlers = Handlers::default();
+    let layer = fence().report_only(true).exclusive(gate.clone());
+    let app = Router::new()
+        .route("/files/{name}", routing::put(work))
+        .route_layer(layer)
+        .with_state(Arc::clone(&handlers));
+    let mut requests = ["33", "34", "33"].map(|token| {
+        let mut request = Running::new(app.clone().oneshot(put("/files/a", token)));
+        request.pending();
+        request
+    });
+    for request in &mut requests {
+        request.pending();
+        let handler = handlers.lock().unwrap().remove(0);
+        handler.answer.send(Body::empty()).unwrap();
+        assert_eq!(request.ready().status(), 200);
+    }
+    drop(requests);
+    assert_eq!(gate.visited(), 0);
+}
+
+/// Only who has raised the mark gets a turn.
+#[tokio::test]
+async fn a_deferred_layer_is_not_deferred_at_the_gate() {
+    let marks = Arc::new(MemoryMarks::ephemeral());
+    let layer = FenceLayer::new(Arc::clone(&marks)).resource("file:{name}").deferred();
+    let app = routes().route_layer(layer.exclusive(Gate::new()));
+    assert_eq!(text(send(&app, put("/files/a", "34")).await).await, "file:a 34");
+    let zombie = Claim::new(Resource::new("file:a").unwrap(), Token::new(33).unwrap());
+    assert!(matches!(marks.decide(&zombie), Verdict::Stale { .. }));
 }
 
 #[tokio::test]
