@@ -79,8 +79,8 @@ impl ClientError {
         self.0.kind
     }
 
-    /// Whether the same call may succeed later. It is safe to repeat: an acquire that is repeated
-    /// draws a new owner token, and a release is idempotent.
+    /// Whether the same call may succeed later. An acquire is safe to repeat: it draws a new owner
+    /// token, and what an earlier one may have been granted has been given back.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         matches!(self.0.kind, ClientErrorKind::Unavailable | ClientErrorKind::OutcomeUnknown)

@@ -100,7 +100,7 @@ async fn giving_up_releases_in_the_background() {
     server.assert_quiet();
 }
 
-/// Case 40, H5: the release overtakes the request it gives up, which is granted after it. The
+/// Case 40: (H5) the release overtakes the request it gives up, which is granted after it. The
 /// release is asked again, so that the orphan does not stay for the whole TTL.
 #[tokio::test]
 async fn a_delayed_request_that_is_granted_after_the_release_is_released_too() {
@@ -284,7 +284,7 @@ async fn a_server_that_calls_every_owner_token_spent_is_not_asked_in_a_tight_loo
     server.assert_quiet();
 }
 
-/// Case 41, H6: the TTL counts from the grant, so the time spent in the server's queue does not
+/// Case 41: (H6) the TTL counts from the grant, so the time spent in the server's queue does not
 /// count against the lease.
 #[tokio::test]
 async fn the_wait_at_the_server_does_not_eat_the_ttl() {

@@ -11,7 +11,7 @@ use tokio::runtime::{Handle, Runtime};
 use crate::fault::FaultServer;
 use crate::{Setup, client_of, eventually, ms, secs, setup, soon};
 
-/// Case 48 (a): dropped while a renewal is in flight.
+/// Case 48: (a) dropped while a renewal is in flight.
 #[tokio::test]
 async fn a_dropped_lease_releases_and_stops_its_renewals() {
     let mut setup = setup().await;
@@ -41,7 +41,7 @@ enum End {
     CancelledAcquire,
 }
 
-/// Case 48 (a), (b), (c): a thousand leases are released or dropped with a renewal in flight,
+/// Case 48: (a), (b), (c) a thousand leases are released or dropped with a renewal in flight,
 /// dropped right after the acquire, or cancelled after the server granted. The release is the last
 /// that the server hears of each, and no task stays.
 #[tokio::test]
@@ -101,7 +101,7 @@ async fn one_of_a_thousand(setup: &mut Setup, end: End) {
     }
 }
 
-/// Case 48 under several threads: whatever the moment at which the lease is dropped, it is released,
+/// Case 48: under several threads, whatever the moment at which the lease is dropped, it is released,
 /// and no more than the one renewal that was on its way at that moment can reach the server.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lease_may_be_dropped_on_another_thread_at_any_moment() {
@@ -207,6 +207,22 @@ fn a_lease_can_be_dropped_after_its_runtime() {
     assert!(!lease.is_held());
     drop(lease);
     assert_eq!(calls.load(Ordering::SeqCst), 0);
+}
+
+/// Case 52: the lease belongs to a task that is dropped because the runtime shuts down.
+#[test]
+fn a_lease_can_be_dropped_by_its_runtime() {
+    let (lease, runtime, _) = lease_of_a_runtime_that_ends();
+    let lost = lease.lost();
+    runtime.spawn(async move {
+        let _lease = lease;
+        std::future::pending::<()>().await;
+    });
+    runtime.shutdown_timeout(secs(5));
+    let other = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let reason = other.block_on(soon(lost)).reason();
+    // Whichever the runtime drops first, the lease or its renewals.
+    assert!(matches!(reason, LostReason::Released | LostReason::Shutdown), "{reason:?}");
 }
 
 #[test]

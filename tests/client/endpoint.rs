@@ -96,7 +96,7 @@ async fn a_dropped_lease_is_free_again() {
     assert_eq!(again.unwrap().token().get(), 2);
 }
 
-/// Case 48 (c): a cancelled acquire, whenever it is cancelled, leaves no lock behind.
+/// Case 48: (c) a cancelled acquire, whenever it is cancelled, leaves no lock behind.
 #[tokio::test]
 async fn a_cancelled_acquire_leaves_no_lock_behind() {
     let server = LockServer::start().await.unwrap();

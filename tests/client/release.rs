@@ -68,7 +68,7 @@ async fn a_refused_key_is_an_error_and_not_an_outcome() {
     setup.server.assert_quiet();
 }
 
-/// Case 48 (a): released while a renewal is in flight.
+/// Case 48: (a) released while a renewal is in flight.
 #[tokio::test]
 async fn no_renewal_follows_a_release() {
     let mut setup = setup().await;

@@ -31,7 +31,7 @@ async fn a_lease_renews_itself_at_a_third_of_its_ttl_and_keeps_its_token() {
     assert_eq!(lease.token().get(), 33);
 }
 
-/// Case 49 (a): the server is a black hole after the acquire: the loss is known at the deadline,
+/// Case 49: (a) the server is a black hole after the acquire: the loss is known at the deadline,
 /// and each renewal has given up well before it.
 #[tokio::test]
 async fn a_black_hole_is_a_loss_at_the_deadline() {
@@ -69,7 +69,7 @@ async fn a_black_hole_is_a_loss_at_the_deadline() {
     assert!(setup.clock.elapsed() - sent_at >= secs(3));
 }
 
-/// Case 49 (b): the server answers each renewal late: the deadline counts from when the renewal
+/// Case 49: (b) the server answers each renewal late: the deadline counts from when the renewal
 /// was sent.
 #[tokio::test]
 async fn a_renewal_extends_from_when_it_was_sent() {
