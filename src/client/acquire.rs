@@ -9,7 +9,7 @@ use http_body_util::Full;
 use tokio::runtime::Handle;
 
 use super::error::{ClientError, ClientErrorKind};
-use super::http::Answer;
+use super::exchange::Answer;
 use super::lease::{Granted, Lease};
 use super::lock_client::{LockClient, runtime};
 use super::release::give_back_in_doubt;

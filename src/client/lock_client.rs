@@ -14,7 +14,7 @@ use tokio::runtime::Handle;
 
 use super::acquire::Acquire;
 use super::error::ClientError;
-use super::http::{Answer, Base, Runtime, TimedOut, Transport, no_answer};
+use super::exchange::{Answer, Base, Runtime, TimedOut, Transport, no_answer};
 use super::timing::{Either, race, until};
 use crate::clock::{Clock, SystemClock};
 use crate::lock::OwnerToken;
@@ -57,7 +57,7 @@ impl LockClient {
     ///
     /// # Errors
     ///
-    /// [`Invalid`](ClientErrorKind::Invalid) for anything but an absolute `http` URL without user,
+    /// [`Invalid`](super::ClientErrorKind::Invalid) for anything but an absolute `http` URL without user,
     /// password and query. For `https` bring a connector:
     /// [`with_connector`](Self::with_connector).
     pub fn new(url: &str) -> Result<Self, ClientError> {
@@ -115,7 +115,7 @@ impl LockClient {
     ///
     /// # Errors
     ///
-    /// [`Invalid`](ClientErrorKind::Invalid) for a key that cannot stand in a header.
+    /// [`Invalid`](super::ClientErrorKind::Invalid) for a key that cannot stand in a header.
     pub fn with_key(mut self, key: &str) -> Result<Self, ClientError> {
         self.authorization = Some(secret_value(&format!("Bearer {key}"))?);
         Ok(self)

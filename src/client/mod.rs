@@ -104,7 +104,8 @@
 mod acquire;
 mod attach;
 mod error;
-mod http;
+mod exchange;
+
 mod lease;
 mod lock_client;
 mod release;
