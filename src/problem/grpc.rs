@@ -64,14 +64,14 @@ impl Problem {
     /// | `fencing-last-token` | the mark, where it is told |
     /// | `grpc-retry-pushback-ms` | what `Retry-After` is, in milliseconds; `-1` where a retry cannot succeed or may do harm, which keeps clients with a retry policy from it |
     ///
-    /// A handler of tonic makes its error of them:
+    /// A handler of tonic makes its error of them, also of an error of [`sql`](crate#the-parts):
     ///
     /// ```
     /// use fencing::{Problem, ProblemKind};
     /// use tonic::{Code, Status};
     ///
-    /// fn status(problem: Problem) -> Status {
-    ///     Status::from_header_map(&problem.to_grpc_trailers())
+    /// fn status(problem: impl Into<Problem>) -> Status {
+    ///     Status::from_header_map(&problem.into().to_grpc_trailers())
     ///         .unwrap_or_else(|| Status::unknown("a problem has a status"))
     /// }
     ///

@@ -3,11 +3,14 @@
 use std::sync::{Arc, Mutex};
 
 use fencing::Claim;
+use fencing::guard::Policy;
 use fencing::marks::{Check, Marks, MarksError, MarksErrorKind, MemoryMarks};
 use tonic::service::LayerExt;
 use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
 use tonic::{Code, Request};
+use tower::ServiceBuilder;
+use tower::limit::ConcurrencyLimitLayer;
 
 use crate::ledger::{Ledger, Refused, Site, fence, refused, request, text, with_claim};
 
@@ -225,4 +228,54 @@ async fn calls_at_once_on_one_connection_do_not_mix() {
             Err(status) => assert_eq!(refused::<()>(Err(status)).name, "stale-token"),
         }
     }
+}
+
+/// Methods that only read may do without, by the name of the method: there is no safe one in gRPC.
+#[tokio::test]
+async fn a_policy_goes_by_the_name_of_the_method() {
+    let layer = fence(MemoryMarks::ephemeral()).policy(|parts| {
+        if parts.uri.path() == "/test.Ledger/Read" { Policy::Optional } else { Policy::Required }
+    });
+    let ledger = Ledger::default();
+    let site = Site::start(layer, ledger.clone()).await;
+    let mut client = site.connect().await;
+    let anybody = client.unary("Read", request("account:1", "")).await.unwrap_err();
+    assert_eq!((anybody.code(), ledger.calls()), (Code::Unimplemented, 1), "the handler decides");
+    assert_eq!(refused(client.write("account:1", "").await).name, "missing-token");
+    client.write("account:1", "34").await.unwrap();
+    let stale = refused(client.unary("Read", request("account:1", "33")).await);
+    assert_eq!(stale.name, "stale-token", "a token that is there is looked at");
+}
+
+/// For roll-out: told, and let through.
+#[tokio::test]
+async fn report_only_lets_calls_through() {
+    let ledger = Ledger::default();
+    let layer = fence(MemoryMarks::ephemeral()).report_only(true);
+    let site = Site::start(layer, ledger.clone()).await;
+    let mut client = site.connect().await;
+    client.write("account:1", "34").await.unwrap();
+    assert_eq!(client.write("account:1", "33").await.unwrap().get_ref(), "account:1=33");
+    let nobody = client.write("account:1", "").await.unwrap_err();
+    assert_eq!((nobody.code(), nobody.message()), (Code::Internal, "no fence"));
+    assert_eq!(ledger.calls(), 3);
+}
+
+/// Case 10: a place that was reserved for a call goes back when the call is refused.
+#[tokio::test]
+async fn a_refused_call_keeps_no_place() {
+    let layer = ServiceBuilder::new()
+        .layer(fence(MemoryMarks::ephemeral()))
+        .layer(ConcurrencyLimitLayer::new(1));
+    let site = Site::serve(|listener| {
+        let server = Server::builder().layer(layer).add_service(Ledger::default());
+        server.serve_with_incoming(TcpIncoming::from(listener))
+    })
+    .await;
+    let mut client = site.connect().await;
+    client.write("account:1", "34").await.unwrap();
+    for _ in 0..100 {
+        assert_eq!(refused(client.write("account:1", "33").await).name, "stale-token");
+    }
+    client.write("account:1", "34").await.unwrap();
 }

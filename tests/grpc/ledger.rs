@@ -87,6 +87,12 @@ impl Ledger {
         Ok(Response::new(claimed(&request)?))
     }
 
+    /// Commits under its claim, let us say.
+    async fn commit(request: Request<String>) -> Reply<String> {
+        request.extensions().get::<Claim>().unwrap().note(ClaimState::Committed);
+        Self::write(request).await
+    }
+
     /// Finds in its transaction, let us say, that the claim is stale.
     async fn late(request: Request<String>) -> Reply<String> {
         let claim = request.extensions().get::<Claim>().cloned().unwrap();
@@ -144,6 +150,7 @@ impl Service<http::Request<Body>> for Ledger {
             let mut grpc = tonic::server::Grpc::new(Text);
             Ok(match request.uri().path() {
                 "/test.Ledger/Write" => grpc.unary(service_fn(Self::write), request).await,
+                "/test.Ledger/Commit" => grpc.unary(service_fn(Self::commit), request).await,
                 "/test.Ledger/Late" => grpc.unary(service_fn(Self::late), request).await,
                 "/test.Ledger/Upload" => {
                     grpc.client_streaming(service_fn(Self::upload), request).await

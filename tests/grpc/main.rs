@@ -9,6 +9,7 @@
 )]
 
 mod calls;
+mod deferred;
 #[cfg(all(feature = "exclusive", feature = "testing"))]
 mod exclusive;
 mod ledger;
