@@ -105,7 +105,6 @@ mod acquire;
 mod attach;
 mod error;
 mod exchange;
-
 mod lease;
 mod lock_client;
 mod release;
