@@ -128,6 +128,8 @@ pub enum Route {
 pub enum Stage {
     /// Nothing is open and nothing in flight.
     Idle,
+    /// Nothing is open, and a statement that only reads may be in flight.
+    Reading,
     /// BEGIN or the settings around it are in flight.
     Beginning,
     /// It is open.

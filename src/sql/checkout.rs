@@ -71,9 +71,21 @@ impl<DB: Backend> Checkout<DB> {
         };
     }
 
-    /// From now on the connection is closed when this is dropped.
-    pub(crate) fn fragile(&mut self) {
+    /// The connection, for statements that only read.
+    pub(crate) fn reading(&mut self) -> &mut DB::Connection {
+        self.stage = Stage::Reading;
+        self.held.conn()
+    }
+
+    /// The connection, for what only closing it ends: that is done however this ends.
+    pub(crate) fn to_be_closed(&mut self) -> &mut DB::Connection {
         self.stage = Stage::Broken;
+        self.held.conn()
+    }
+
+    /// What was read has been read to its end.
+    pub(crate) fn has_read(&mut self) {
+        self.stage = Stage::Idle;
     }
 
     pub(crate) fn conn_ref(&self) -> &DB::Connection {

@@ -191,8 +191,10 @@ impl FenceOptions {
         let at = |step| move |error| FenceError::at(step, error, Some(claim));
         let text = self.text::<DB>();
         let mut checkout = Checkout::acquire(pool).await.map_err(at(Step::Connect))?;
-        let mark = DB::last_token(checkout.conn(), text, claim.resource()).await;
-        if let Some(mark) = mark.map_err(at(Step::Claim))? {
+        let mark = DB::last_token(checkout.reading(), text, claim.resource()).await;
+        let mark = mark.map_err(at(Step::Claim))?;
+        checkout.has_read();
+        if let Some(mark) = mark {
             if mark == claim.token().get() {
                 return Ok(Verdict::Accepted);
             }

@@ -84,9 +84,7 @@ impl FenceOptions {
         let mut checkout = Checkout::acquire(pool).await?;
         if !DB::TRANSACTIONAL_DDL {
             // Closing the connection is what gives the lock of the migrations back.
-            checkout.fragile();
-            run::<DB>(checkout.conn(), &self.tables, true).await?;
-            return Ok(());
+            return run::<DB>(checkout.to_be_closed(), &self.tables, true).await.map(drop);
         }
         checkout.begin(self).await?;
         let done = match run::<DB>(checkout.conn(), &self.tables, true).await {
@@ -105,7 +103,9 @@ impl FenceOptions {
     /// As there.
     pub async fn verify<DB: FencedDatabase>(&self, pool: &Pool<DB>) -> Result<(), MigrateError> {
         let mut checkout = Checkout::acquire(pool).await?;
-        run::<DB>(checkout.conn(), &self.tables, false).await.map(drop)
+        run::<DB>(checkout.reading(), &self.tables, false).await?;
+        checkout.has_read();
+        Ok(())
     }
 
     pub(crate) fn text<DB: Backend>(&self) -> &Text {

@@ -193,7 +193,7 @@ impl Backend for MySql {
         }
         // Nothing is taken back where the savepoint is gone: that ends the list of statements.
         let end = format!("RELEASE SAVEPOINT fencing_guard{}", session.unclaim);
-        if let Err(error) = sqlx::raw_sql(sql(end)).execute(&mut *conn).await {
+        if let Err(error) = in_step(conn, &end).await {
             return Err(lost(conn, session, error).await);
         }
         Manager::commit(conn).await.map_err(|error| match number(&error) {
@@ -210,22 +210,21 @@ impl Backend for MySql {
             Manager::rollback(conn).await?;
         }
         if session.changed {
-            execute(
-                conn,
-                "SET SESSION autocommit = @fencing_autocommit, \
+            let restore = "SET SESSION autocommit = @fencing_autocommit, \
                  SESSION innodb_lock_wait_timeout = @fencing_wait \
                  /*M!100300 , SESSION idle_write_transaction_timeout = @fencing_idle */ \
-                 /*!50700 , SESSION wait_timeout = @fencing_idle */",
-            )
-            .await?;
+                 /*!50700 , SESSION wait_timeout = @fencing_idle */";
+            in_step(conn, restore).await?;
             session.changed = false;
         }
         Ok(())
     }
 
-    fn can_reset(_: &mut MySqlConnection, stage: Stage) -> bool {
-        // With BEGIN, COMMIT or ROLLBACK in flight sqlx's count of transactions is wrong.
-        stage == Stage::Open
+    /// Never. A statement may be in flight, and sqlx 0.9 loses its place among the packets when
+    /// one is dropped while it is being prepared: the next one would take the rest of its answer
+    /// for its own.
+    fn can_reset(_: &mut MySqlConnection, _: Stage) -> bool {
+        false
     }
 
     async fn last_token<'a>(
@@ -434,6 +433,20 @@ async fn rolled_back(
         // Had ours been committed, the next one would have counted on.
         Some((mark, now)) => now < seq || (now == seq && mark != claim.token().get()),
     })
+}
+
+/// Runs a statement, and sees that the answers of the server are in step with the questions: a
+/// statement that the caller dropped in flight may have left a part of its answer behind. What is
+/// asked last is a number nobody else would answer, so nothing is left behind it.
+async fn in_step(conn: &mut MySqlConnection, text: &str) -> Result<(), sqlx::Error> {
+    use sqlx::Row;
+    let nonce = i64::from(fastrand::u32(..)) + (1 << 32);
+    let asked = sql(format!("{text}; SELECT {nonce}"));
+    let rows = sqlx::raw_sql(asked).fetch_all(conn).await?;
+    match &*rows {
+        [row] if row.try_get::<i64, _>(0)? == nonce => Ok(()),
+        _ => Err(sqlx::Error::Protocol("the answer belongs to another statement".to_owned())),
+    }
 }
 
 async fn execute(conn: &mut MySqlConnection, text: &'static str) -> Result<(), sqlx::Error> {

@@ -190,7 +190,7 @@ impl Backend for Postgres {
 
     fn can_reset(_: &mut PgConnection, stage: Stage) -> bool {
         // With BEGIN, COMMIT or ROLLBACK in flight sqlx's count of transactions is wrong.
-        stage == Stage::Open
+        matches!(stage, Stage::Open | Stage::Reading)
     }
 
     async fn last_token<'a>(

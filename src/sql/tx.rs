@@ -65,9 +65,10 @@ use crate::{Claim, ClaimState, Verdict};
 ///
 /// Every method may be cancelled and the value dropped at any await. Before the commit was sent
 /// nothing is applied; after that it may or may not have been, and the state of the claim is
-/// [`Unknown`](ClaimState::Unknown). The connection is rolled back in a task of the tokio runtime
-/// before the pool gets it. Without a runtime, it is closed; the data of an in-memory database of
-/// SQLite goes with it.
+/// [`Unknown`](ClaimState::Unknown). On SQLite and PostgreSQL a dropped transaction is rolled back
+/// in a task of the tokio runtime before the pool gets the connection; on MySQL and MariaDB, and
+/// where there is no runtime, the connection is closed, and the data of an in-memory database of
+/// SQLite goes with it. To keep it, [`rollback`](Self::rollback).
 pub struct FencedTx<DB: FencedDatabase> {
     checkout: Checkout<DB>,
     claims: Claims,

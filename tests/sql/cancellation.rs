@@ -123,7 +123,7 @@ async fn case_34_dropped_with_the_transaction_open_it_is_rolled_back_soon<H: Har
     tokio::time::timeout(within, write(&b, &claim(34), 2)).await.expect("the lock is released");
     assert_eq!((db.quantity().await, db.mark().await), (2, Some(34)));
     write(&a, &claim(34), 3).await;
-    assert_eq!(a.size(), 1, "the connection went back");
+    assert!(a.size() <= 1, "the connection went back or was closed");
 }
 
 async fn a_claim_dropped_at_any_await_leaves_the_pool_clean<H: Harness>() {

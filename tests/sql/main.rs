@@ -12,4 +12,8 @@ mod death;
 mod interleavings;
 mod migrations;
 mod names;
+mod only_mysql;
+mod only_postgres;
 mod only_sqlite;
+mod proxy;
+mod servers;

@@ -32,7 +32,6 @@ macro_rules! on_every_database {
 pub(crate) use on_every_database;
 
 /// The same for the databases that are servers, lock rows and may be reached through a proxy.
-#[allow(unused_macros)]
 macro_rules! on_every_server {
     ($($(#[$meta:meta])* $body:ident),+ $(,)?) => {
         mod postgres {
@@ -47,7 +46,6 @@ macro_rules! on_every_server {
         }
     };
 }
-#[allow(unused_imports)]
 pub(crate) use on_every_server;
 
 /// The same for bodies that are no futures, where no runtime is at hand.
@@ -257,7 +255,10 @@ impl Harness for sqlx::MySql {
     }
 
     async fn number(conn: &mut Self::Connection, sql: &str) -> Result<Option<i64>, sqlx::Error> {
-        sqlx::query_scalar(AssertSqlSafe(sql)).fetch_optional(conn).await
+        use sqlx::Row;
+        // Unchecked, because some of what is asked for is unsigned.
+        let row = sqlx::query(AssertSqlSafe(sql)).fetch_optional(conn).await?;
+        row.map(|row| row.try_get_unchecked(0)).transpose()
     }
 
     /// A deadlock. The victim is the one that has changed fewer rows: ours.
@@ -282,10 +283,78 @@ impl Harness for sqlx::MySql {
     }
 }
 
+/// A database that is a server.
+pub(crate) trait Server: Harness {
+    /// What BEGIN of a fenced transaction has in its text.
+    const BEGIN: &str;
+    /// What COMMIT looks like on the wire, and nothing else does.
+    const COMMIT: &str;
+    /// The lock timeout and the idle timeout in force, in milliseconds and seconds.
+    const SETTINGS: [&str; 2];
+    /// Sets both on a connection, to something that nobody else would.
+    const SET_SETTINGS: &str;
+    /// A level above the default of fenced transactions, for the next transaction by hand.
+    const BEGIN_REPEATABLE_READ: &str;
+    /// Makes all transactions of the connection read-only.
+    const READ_ONLY: &str;
+    /// A number by which the connection can be killed, and the statement that kills it.
+    const ID: &str;
+    const KILL: &str;
+
+    fn through(options: Options<Self>, port: u16) -> Options<Self>;
+    fn port(options: &Options<Self>) -> u16;
+}
+
+impl Server for sqlx::Postgres {
+    const BEGIN: &str = "BEGIN ISOLATION";
+    const COMMIT: &str = "COMMIT\0";
+    const SETTINGS: [&str; 2] = [
+        "SELECT setting::bigint FROM pg_settings WHERE name = 'lock_timeout'",
+        "SELECT setting::bigint FROM pg_settings WHERE name = 'idle_in_transaction_session_timeout'",
+    ];
+    const SET_SETTINGS: &str =
+        "SET lock_timeout = 77; SET idle_in_transaction_session_timeout = 7777";
+    const BEGIN_REPEATABLE_READ: &str = "BEGIN ISOLATION LEVEL REPEATABLE READ";
+    const READ_ONLY: &str = "SET default_transaction_read_only = on";
+    const ID: &str = "SELECT pg_backend_pid()";
+    const KILL: &str = "SELECT pg_terminate_backend({})";
+
+    fn through(options: Options<Self>, port: u16) -> Options<Self> {
+        options.port(port)
+    }
+
+    fn port(options: &Options<Self>) -> u16 {
+        options.get_port()
+    }
+}
+
+impl Server for sqlx::MySql {
+    const BEGIN: &str = "START TRANSACTION";
+    const COMMIT: &str = "\x03COMMIT";
+    const SETTINGS: [&str; 2] = [
+        "SELECT @@SESSION.innodb_lock_wait_timeout",
+        "SELECT /*M! @@SESSION.idle_write_transaction_timeout */ /*!50700 @@SESSION.wait_timeout */",
+    ];
+    const SET_SETTINGS: &str = "SET SESSION innodb_lock_wait_timeout = 77
+        /*M! , SESSION idle_write_transaction_timeout = 777 */ /*!50700 , SESSION wait_timeout = 777 */";
+    const BEGIN_REPEATABLE_READ: &str = "START TRANSACTION";
+    const READ_ONLY: &str = "SET SESSION TRANSACTION READ ONLY";
+    const ID: &str = "SELECT CONNECTION_ID()";
+    const KILL: &str = "KILL CONNECTION {}";
+
+    fn through(options: Options<Self>, port: u16) -> Options<Self> {
+        options.port(port)
+    }
+
+    fn port(options: &Options<Self>) -> u16 {
+        options.get_port()
+    }
+}
+
 /// A database with the tables of the fence, and one item in stock: 10 pieces of item 1.
 pub(crate) struct Db<H: Harness> {
     pub(crate) options: Options<H>,
-    _place: H::Place,
+    place: H::Place,
 }
 
 pub(crate) type Options<H> = <<H as sqlx::Database>::Connection as Connection>::Options;
@@ -293,7 +362,7 @@ pub(crate) type Options<H> = <<H as sqlx::Database>::Connection as Connection>::
 impl<H: Harness> Db<H> {
     pub(crate) async fn empty() -> Self {
         let place = H::place().await;
-        Self { options: H::options(&place), _place: place }
+        Self { options: H::options(&place), place }
     }
 
     pub(crate) async fn with_stock() -> Self {
@@ -339,6 +408,18 @@ impl<H: Harness> Db<H> {
     pub(crate) async fn mark(&self) -> Option<i64> {
         self.number("SELECT last_token FROM fencing_marks WHERE resource = 'inventory:item:1'")
             .await
+    }
+}
+
+impl Db<sqlx::Postgres> {
+    pub(crate) fn name(&self) -> String {
+        self.place.name.clone()
+    }
+}
+
+impl Db<sqlx::MySql> {
+    pub(crate) fn name(&self) -> String {
+        self.place.name.clone()
     }
 }
 
