@@ -78,7 +78,7 @@ impl<DB: Backend> Checkout<DB> {
     }
 
     /// The connection, for what only closing it ends: that is done however this ends.
-    pub(crate) fn to_be_closed(&mut self) -> &mut DB::Connection {
+    pub(crate) fn for_closing(&mut self) -> &mut DB::Connection {
         self.stage = Stage::Broken;
         self.held.conn()
     }

@@ -84,7 +84,7 @@ impl FenceOptions {
         let mut checkout = Checkout::acquire(pool).await?;
         if !DB::TRANSACTIONAL_DDL {
             // Closing the connection is what gives the lock of the migrations back.
-            return run::<DB>(checkout.to_be_closed(), &self.tables, true).await.map(drop);
+            return run::<DB>(checkout.for_closing(), &self.tables, true).await.map(drop);
         }
         checkout.begin(self).await?;
         let done = match run::<DB>(checkout.conn(), &self.tables, true).await {
