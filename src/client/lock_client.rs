@@ -19,6 +19,7 @@ use super::timing::{Either, race, until};
 use crate::clock::{Clock, SystemClock};
 use crate::lock::OwnerToken;
 use crate::lock::api::{LockView, OWNER_TOKEN_HEADER, TokenView};
+use crate::marks::Issuer;
 use crate::{InvalidResource, Resource, Token};
 
 /// A client of the lock endpoint.
@@ -302,4 +303,14 @@ fn secret_value(text: &str) -> Result<HeaderValue, ClientError> {
     })?;
     value.set_sensitive(true);
     Ok(value)
+}
+
+/// The endpoint is asked how far it has granted.
+impl From<LockClient> for Issuer {
+    fn from(client: LockClient) -> Self {
+        Self::new(move |resource| {
+            let client = client.clone();
+            async move { client.highest_token(&resource).await }
+        })
+    }
 }

@@ -151,7 +151,8 @@ impl Config {
         let state = claim.state();
         if !self.options.deferred {
             return match state {
-                ClaimState::Stale => Conclusion::Silent,
+                // Unspent it is when it was let through all the same, to be reported.
+                ClaimState::Stale | ClaimState::Unspent => Conclusion::Silent,
                 _ => Conclusion::Accepted,
             };
         }
@@ -237,6 +238,10 @@ pub(super) fn judge(claim: &Claim, answer: Result<Verdict, MarksError>) -> Resul
             let kind = match error.kind() {
                 MarksErrorKind::Contended => ProblemKind::CONTENDED,
                 MarksErrorKind::Unavailable => ProblemKind::FENCE_UNAVAILABLE,
+                MarksErrorKind::Implausible => {
+                    let problem = Problem::new(ProblemKind::IMPLAUSIBLE_TOKEN).with_claim(claim);
+                    return Err(problem.into());
+                }
             };
             Err(Reason { problem: Problem::new(kind).with_claim(claim), error: Some(error) })
         }

@@ -7,10 +7,11 @@ use http::request::Parts;
 use tower_layer::Layer;
 
 use super::admit::{Config, Gate, Options, Policy};
+use super::plausible::Plausible;
 use super::resolve::Resolver;
 use super::respond::{Documents, Grpc};
 use super::service::Fence;
-use crate::marks::Marks;
+use crate::marks::{Issuer, Marks};
 use crate::{Problem, Resource};
 
 /// A [`Layer`] that lets a request through only if its token is not below the mark of the
@@ -21,9 +22,40 @@ use crate::{Problem, Resource};
 #[must_use = "a layer that wraps nothing fences nothing"]
 pub struct FenceLayer<R = Resolver, W = Documents> {
     marks: Arc<dyn Marks>,
+    grants: Grants,
     options: Options,
     resolver: R,
     refusals: PhantomData<W>,
+}
+
+/// What is known of the grants behind the tokens.
+#[derive(Clone, Debug)]
+struct Grants {
+    issued_by: IssuedBy,
+    max_jump: Option<u64>,
+}
+
+#[derive(Clone, Debug)]
+enum IssuedBy {
+    /// Whom the store of marks names, if it does.
+    Store,
+    Known(Issuer),
+    Others,
+}
+
+impl Grants {
+    /// The marks, behind the question whether a token can have been granted if there is one.
+    fn before(&self, marks: &Arc<dyn Marks>) -> Arc<dyn Marks> {
+        let issuer = match &self.issued_by {
+            IssuedBy::Store => marks.issuer(),
+            IssuedBy::Known(issuer) => Some(issuer.clone()),
+            IssuedBy::Others => None,
+        };
+        if issuer.is_none() && self.max_jump.is_none() {
+            return Arc::clone(marks);
+        }
+        Arc::new(Plausible::new(Arc::clone(marks), issuer, self.max_jump))
+    }
 }
 
 /// In place of the [`Resolver`] of a [`FenceLayer`] that was not told yet what it protects. It is
@@ -48,6 +80,7 @@ impl FenceLayer<NoResource> {
     pub fn new(marks: impl Marks) -> Self {
         Self {
             marks: Arc::new(marks),
+            grants: Grants { issued_by: IssuedBy::Store, max_jump: None },
             options: Options::new(),
             resolver: NoResource(()),
             refusals: PhantomData,
@@ -104,8 +137,8 @@ impl<W> FenceLayer<NoResource, W> {
     }
 
     fn resolved_by(self, resolver: Resolver) -> FenceLayer<Resolver, W> {
-        let Self { marks, options, refusals, .. } = self;
-        FenceLayer { marks, options, resolver, refusals }
+        let Self { marks, grants, options, refusals, .. } = self;
+        FenceLayer { marks, grants, options, resolver, refusals }
     }
 }
 
@@ -117,7 +150,7 @@ impl<W> FenceLayer<Resolver, W> {
 
     pub(super) fn fence<S>(&self, inner: S, gate: Option<Gate>) -> Fence<S, W> {
         let config = Config {
-            marks: Arc::clone(&self.marks),
+            marks: self.grants.before(&self.marks),
             options: self.options.clone(),
             resolver: self.resolver.clone(),
             gate,
@@ -131,8 +164,8 @@ impl<R> FenceLayer<R> {
     /// refusals have no body: to gRPC they are a status anyway, and any other request gets the HTTP
     /// status alone. [gRPC](super#grpc) says more.
     pub fn grpc(self) -> FenceLayer<R, Grpc> {
-        let Self { marks, options, resolver, .. } = self;
-        FenceLayer { marks, options, resolver, refusals: PhantomData }
+        let Self { marks, grants, options, resolver, .. } = self;
+        FenceLayer { marks, grants, options, resolver, refusals: PhantomData }
     }
 }
 
@@ -242,6 +275,48 @@ impl<R, W> FenceLayer<R, W> {
         self
     }
 
+    /// Accepts only tokens that `issuer` has granted: above the highest one it is 403
+    /// `implausible-token`, and the mark is not raised.
+    ///
+    /// Without this, one huge token, by a fault or in bad faith, would put the mark out of the reach
+    /// of every token to come. A store that knows who grants the tokens names it, and this need not
+    /// be said: [`SeededMarks`](crate::marks::SeededMarks) do, and
+    /// [`SqlMarks`](crate::sql::SqlMarks) do for the resources that have a row in the lock tables
+    /// beside them.
+    ///
+    /// The issuer is asked once for each new token, not for each request, and of tokens below one
+    /// it has granted not at all. When it does not answer, a new token is 503 `fence-unavailable`.
+    ///
+    /// Recovery, where a huge token got through before: raise the floor of the issuer above it
+    /// (`raise_floor` of the lock's tables), so that the next grant is above it, or lower the mark
+    /// by hand while nobody writes.
+    pub fn issued_by(mut self, issuer: impl Into<Issuer>) -> Self {
+        self.grants.issued_by = IssuedBy::Known(issuer.into());
+        self
+    }
+
+    /// The tokens come from elsewhere than the store of marks believes: it is not asked which were
+    /// granted. For marks beside lock tables that are no longer in use, say.
+    pub fn issued_elsewhere(mut self) -> Self {
+        self.grants.issued_by = IssuedBy::Others;
+        self
+    }
+
+    /// Refuses a token that is further above the mark than `tokens`, with 403 `implausible-token`,
+    /// where nobody can be asked [which were granted](Self::issued_by). Off unless said: the tokens
+    /// of some issuers jump, as the transaction numbers of ZooKeeper do.
+    ///
+    /// It is counted from the mark, or from the floor where there is no mark. The first claim of a
+    /// resource without a floor may have any token. A holder that comes after more grants than
+    /// that, which nobody wrote under, is refused too: choose it large, a million say.
+    ///
+    /// **When tokens jump for a reason**, as after the floor of the issuer was raised, raise the
+    /// floor of the marks first, or they are refused.
+    pub fn max_jump(mut self, tokens: u64) -> Self {
+        self.grants.max_jump = Some(tokens);
+        self
+    }
+
     /// Whether the layer only tells what it would refuse, and lets it pass: for roll-out.
     ///
     /// Each is an event `request would be refused` with the fields of a refusal. Marks are raised
@@ -273,6 +348,7 @@ impl<R: fmt::Debug, W> fmt::Debug for FenceLayer<R, W> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("FenceLayer")
             .field("marks", &self.marks)
+            .field("grants", &self.grants)
             .field("options", &self.options)
             .field("resolver", &self.resolver)
             .finish()

@@ -71,6 +71,7 @@
 //! | the request | the answer |
 //! |---|---|
 //! | token at or above the mark | passes; the response has `X-Fencing-Token` with the token |
+//! | token above what can have been granted, see [`FenceLayer::issued_by`] | 403 `implausible-token`; the mark is not raised |
 //! | token below the mark | 412 `stale-token`. Final: the lease is lost, a retry cannot succeed |
 //! | no token, method other than GET, HEAD, OPTIONS and TRACE | 428 `missing-token` |
 //! | no token, one of these methods | passes without a claim, and the store is not asked |
@@ -250,6 +251,7 @@ mod future;
 #[cfg(feature = "exclusive")]
 mod gate;
 mod layer;
+mod plausible;
 mod refuse;
 mod resolve;
 mod respond;

@@ -9,6 +9,7 @@ use futures_core::future::BoxFuture;
 
 use super::OwnerTokenHash;
 use super::rules::{Acquire, Ask, Grant, Refusal, Row};
+use crate::marks::Issuer;
 use crate::{Resource, Token};
 
 /// A store of locks: grants, renews and releases, each in one atomic and durable step.
@@ -181,5 +182,15 @@ impl fmt::Display for StoreError {
 impl StdError for StoreError {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         Some(&*self.0)
+    }
+}
+
+/// A store of locks in this process is asked how far it has granted.
+impl<S: LockStore + ?Sized> From<Arc<S>> for Issuer {
+    fn from(store: Arc<S>) -> Self {
+        Self::new(move |resource| {
+            let store = Arc::clone(&store);
+            async move { store.highest_token(&resource).await }
+        })
     }
 }

@@ -73,6 +73,11 @@ impl Bounds {
         (bound > token).then_some(bound)
     }
 
+    /// Whether it is known to be at or above `token`.
+    pub(crate) fn reaches(&self, resource: &Resource, token: Token, now: Duration) -> bool {
+        self.at_least(resource, now, |bound| bound.at_least >= token).is_some()
+    }
+
     /// A token that it is at or above, if one is known.
     fn at_least(
         &self,

@@ -2,8 +2,10 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_core::future::BoxFuture;
+
 use super::bounds::{Asked, Bounds};
-use super::{Check, Marks, MarksError};
+use super::{Check, Issuer, Marks, MarksError};
 use crate::clock::{self, Clock};
 use crate::{Claim, Resource, Token, Verdict};
 
@@ -149,6 +151,14 @@ impl<M: Marks> Marks for CachedMarks<M> {
         let asked = self.memory.bounds.ask(resource, (self.memory.now)());
         self.memory.bounds.hear(resource, last_token, asked);
         self.store.learn(resource, last_token);
+    }
+
+    fn look(&self, resource: &Resource) -> BoxFuture<'static, Result<Option<Token>, MarksError>> {
+        self.store.look(resource)
+    }
+
+    fn issuer(&self) -> Option<Issuer> {
+        self.store.issuer()
     }
 }
 

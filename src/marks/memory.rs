@@ -1,12 +1,14 @@
 use std::fmt;
+use std::future::ready;
 use std::hash::BuildHasher;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{PoisonError, RwLock};
 
 use foldhash::fast::RandomState;
+use futures_core::future::BoxFuture;
 use hashbrown::HashTable;
 
-use super::{Check, Marks};
+use super::{Check, Marks, MarksError};
 use crate::{Claim, Resource, Token, Verdict};
 
 /// Marks in the memory of this process.
@@ -14,7 +16,8 @@ use crate::{Claim, Resource, Token, Verdict};
 /// They fence what this process alone owns, and only for as long as it lives: a restart forgets
 /// them, and with them every token they would have refused. That is why the constructor is called
 /// [`ephemeral`](Self::ephemeral). Where the protected data outlives the process, keep the marks
-/// with the data: [`SqlMarks`](crate::sql::SqlMarks).
+/// with the data ([`SqlMarks`](crate::sql::SqlMarks)) or have them start from what was granted:
+/// [`SeededMarks`](super::SeededMarks).
 ///
 /// Memory grows with the number of resources seen, a little over the length of the name each, and
 /// is not given back: a mark that is dropped would be a mark that fell.
@@ -118,6 +121,10 @@ impl Marks for MemoryMarks {
             _ => Verdict::Accepted,
         }
         .into()
+    }
+
+    fn look(&self, resource: &Resource) -> BoxFuture<'static, Result<Option<Token>, MarksError>> {
+        Box::pin(ready(Ok(self.mark(resource))))
     }
 }
 

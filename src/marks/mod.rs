@@ -6,15 +6,17 @@
 //!
 //! A store of your own implements one method. The suite in [`conformance`] is what it must pass.
 
-mod bounds;
+pub(crate) mod bounds;
 mod cached;
 #[cfg(feature = "testing")]
 pub mod conformance;
+mod issuer;
 mod memory;
+mod seeded;
 
 use std::error::Error as StdError;
 use std::fmt;
-use std::future::Future;
+use std::future::{Future, ready};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -22,7 +24,9 @@ use std::task::{Context, Poll};
 use futures_core::future::BoxFuture;
 
 pub use self::cached::CachedMarks;
+pub use self::issuer::Issuer;
 pub use self::memory::MemoryMarks;
+pub use self::seeded::SeededMarks;
 use crate::{Claim, Resource, Token, Verdict};
 
 /// A store of marks.
@@ -58,6 +62,20 @@ pub trait Marks: fmt::Debug + Send + Sync + 'static {
     fn learn(&self, resource: &Resource, last_token: Token) {
         let _ = (resource, last_token);
     }
+
+    /// Reads the mark of a resource, or the floor where there is no mark; `None` without either. A
+    /// [jump limit](crate::guard::FenceLayer::max_jump) is counted from it. The provided method
+    /// knows nothing, and so nothing is ever too far.
+    fn look(&self, resource: &Resource) -> BoxFuture<'static, Result<Option<Token>, MarksError>> {
+        let _ = resource;
+        Box::pin(ready(Ok(None)))
+    }
+
+    /// Who grants the tokens, where the store can tell. A layer then refuses what cannot have been
+    /// granted. The provided method knows nobody.
+    fn issuer(&self) -> Option<Issuer> {
+        None
+    }
 }
 
 macro_rules! forward {
@@ -73,6 +91,17 @@ macro_rules! forward {
 
             fn learn(&self, resource: &Resource, last_token: Token) {
                 (**self).learn(resource, last_token);
+            }
+
+            fn look(
+                &self,
+                resource: &Resource,
+            ) -> BoxFuture<'static, Result<Option<Token>, MarksError>> {
+                (**self).look(resource)
+            }
+
+            fn issuer(&self) -> Option<Issuer> {
+                (**self).issuer()
             }
         }
     };
@@ -132,6 +161,8 @@ pub enum MarksErrorKind {
     Unavailable,
     /// Others were in the way for too long: try again.
     Contended,
+    /// The token cannot have been granted. The mark was not raised.
+    Implausible,
 }
 
 impl MarksError {
@@ -160,6 +191,7 @@ impl fmt::Display for MarksError {
         f.write_str(match self.kind {
             MarksErrorKind::Unavailable => "the store of marks did not answer",
             MarksErrorKind::Contended => "the mark was contended for too long",
+            MarksErrorKind::Implausible => "the token cannot have been granted",
         })
     }
 }

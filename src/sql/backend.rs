@@ -67,6 +67,13 @@ pub trait Backend: sqlx::Database {
         resource: &'a Resource,
     ) -> impl Future<Output = Result<Option<i64>, sqlx::Error>> + Send + 'a;
 
+    /// The highest token granted of a resource; `None` or 0 when the lock tables know no grant.
+    fn granted<'a>(
+        conn: &'a mut Self::Connection,
+        text: &'a Text,
+        resource: &'a Resource,
+    ) -> impl Future<Output = Result<Option<i64>, sqlx::Error>> + Send + 'a;
+
     /// The floor; `None` without a floor row.
     fn floor<'a>(
         conn: &'a mut Self::Connection,

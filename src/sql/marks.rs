@@ -1,14 +1,21 @@
 use std::fmt;
 
+use futures_core::future::BoxFuture;
 use sqlx::Pool;
 
+use super::backend::Class;
+use super::error::{Step, class};
 use super::{FenceError, FenceErrorKind, FenceOptions, FencedDatabase};
-use crate::Claim;
-use crate::marks::{Check, Marks, MarksError, MarksErrorKind};
+use crate::marks::{Check, Issuer, Marks, MarksError, MarksErrorKind};
+use crate::{Claim, Resource, Token};
 
 /// Marks in the database, the same ones a [`FencedTx`](super::FencedTx) raises.
 ///
 /// An equal token and a stale one cost one read each; the mark is written only to raise it.
+///
+/// The lock tables beside the marks say which tokens were granted: by them, a layer refuses a token
+/// that cannot have been (403 `implausible-token`). A resource without a row there is not judged,
+/// its tokens come from elsewhere; nor is any where the tables may not be read.
 ///
 /// ```
 /// use fencing::marks::Marks;
@@ -51,6 +58,40 @@ impl<DB: FencedDatabase> Marks for SqlMarks<DB> {
         let (marks, claim) = (self.clone(), claim.clone());
         Check::Pending(Box::pin(async move {
             marks.options.raise(&marks.pool, &claim).await.map_err(MarksError::from)
+        }))
+    }
+
+    fn look(&self, resource: &Resource) -> BoxFuture<'static, Result<Option<Token>, MarksError>> {
+        let (marks, resource) = (self.clone(), resource.clone());
+        Box::pin(async move {
+            let look = async {
+                let (mut conn, text) = (marks.pool.acquire().await?, marks.options.text::<DB>());
+                match DB::last_token(&mut conn, text, &resource).await? {
+                    None => DB::floor(&mut conn, text).await,
+                    mark => Ok(mark),
+                }
+            };
+            let token = look.await.map_err(|error| FenceError::at(Step::Claim, error, None))?;
+            Ok(token.and_then(|token| Token::new(token).ok()))
+        })
+    }
+
+    fn issuer(&self) -> Option<Issuer> {
+        let marks = self.clone();
+        Some(Issuer::of_some(move |resource| {
+            let marks = marks.clone();
+            async move {
+                let look = async {
+                    let mut conn = marks.pool.acquire().await?;
+                    DB::granted(&mut conn, marks.options.text::<DB>(), &resource).await
+                };
+                match look.await {
+                    Ok(token) => Ok(token.and_then(|token| Token::new(token).ok())),
+                    // No such table, or no right to read it.
+                    Err(error) if class(&error) == Class::Setup => Ok(None),
+                    Err(error) => Err(FenceError::at(Step::Claim, error, None)),
+                }
+            }
         }))
     }
 }

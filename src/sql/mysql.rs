@@ -36,6 +36,7 @@ const RAISE_FLOOR: usize = 7;
 const VERSIONS: usize = 8;
 const WITNESS: usize = 9;
 const UNCLAIM: usize = 10;
+const GRANTED: usize = 11;
 
 const TEMPLATES: &[&str] = &[
     // seq changes every time, so the count of rows is 1 with CLIENT_FOUND_ROWS and without. Its
@@ -66,6 +67,7 @@ const TEMPLATES: &[&str] = &[
     "SELECT version FROM {prefix}schema ORDER BY version",
     "SELECT last_token, seq FROM {prefix}marks WHERE resource = ?",
     "; UPDATE {prefix}marks SET claim_conn = 0 WHERE resource = X",
+    "SELECT token FROM {prefix}locks WHERE resource = ?",
 ];
 
 /// What a transaction of ours has left on its connection.
@@ -234,6 +236,17 @@ impl Backend for MySql {
     ) -> Result<Option<i64>, sqlx::Error> {
         let select = sqlx::query_scalar(text.get(LAST_TOKEN));
         select.bind(resource.as_str().as_bytes()).fetch_optional(conn).await
+    }
+
+    async fn granted<'a>(
+        conn: &'a mut MySqlConnection,
+        text: &'a Text,
+        resource: &'a Resource,
+    ) -> Result<Option<i64>, sqlx::Error> {
+        sqlx::query_scalar(text.get(GRANTED))
+            .bind(resource.as_str().as_bytes())
+            .fetch_optional(conn)
+            .await
     }
 
     async fn floor<'a>(

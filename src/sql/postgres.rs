@@ -28,6 +28,7 @@ const FIRST: usize = 3;
 const FLOOR: usize = 4;
 const RAISE_FLOOR: usize = 5;
 const VERSIONS: usize = 6;
+const GRANTED: usize = 7;
 
 const TEMPLATES: &[&str] = &[
     concat!(
@@ -50,6 +51,7 @@ const TEMPLATES: &[&str] = &[
     "SELECT floor FROM {prefix}floor WHERE id = 1",
     "UPDATE {prefix}floor SET floor = greatest(floor, $1) WHERE id = 1",
     "SELECT version FROM {prefix}schema ORDER BY version",
+    "SELECT token FROM {prefix}locks WHERE resource = $1",
 ];
 
 impl FencedDatabase for Postgres {}
@@ -199,6 +201,14 @@ impl Backend for Postgres {
         resource: &'a Resource,
     ) -> Result<Option<i64>, sqlx::Error> {
         sqlx::query_scalar(text.get(LAST_TOKEN)).bind(resource.as_str()).fetch_optional(conn).await
+    }
+
+    async fn granted<'a>(
+        conn: &'a mut PgConnection,
+        text: &'a Text,
+        resource: &'a Resource,
+    ) -> Result<Option<i64>, sqlx::Error> {
+        sqlx::query_scalar(text.get(GRANTED)).bind(resource.as_str()).fetch_optional(conn).await
     }
 
     async fn floor<'a>(

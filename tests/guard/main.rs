@@ -17,6 +17,7 @@ mod gate;
 mod headers;
 mod logs;
 mod plain;
+mod plausible;
 mod readiness;
 #[cfg(feature = "axum")]
 mod routes;
@@ -24,3 +25,5 @@ mod routes;
 mod socket;
 mod stores;
 mod support;
+#[cfg(all(feature = "axum", feature = "sqlite"))]
+mod transaction;

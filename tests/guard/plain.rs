@@ -224,3 +224,49 @@ fn the_future_stays_small() {
         (size_of::<fencing::guard::ResponseFuture<Plain, Body>>(), size_of::<Inner>());
     assert!(whole <= inner + 128, "{whole} bytes over {inner}");
 }
+
+/// M2: a job that may write once is refused at its write, by `last_spent`. Its claim, here at the
+/// door and in every read before, passes at the equal token, or it would refuse itself.
+#[tokio::test]
+async fn m2_a_claim_passes_at_the_equal_token_whatever_the_write_decides() {
+    let service = fence(MemoryMarks::ephemeral()).layer(Plain::default());
+    for request in [get("/doc/1", "7"), get("/doc/1", "7"), put("/doc/1", "7")] {
+        assert_eq!(status(&service, request).await, 200);
+    }
+}
+
+/// Each request is asked about by its head, and the default is at hand for the others.
+#[tokio::test]
+async fn a_policy_says_which_requests_need_a_token() {
+    let inner = Plain::default();
+    let layer = fence(MemoryMarks::ephemeral()).policy(|parts: &http::request::Parts| match parts
+        .uri
+        .path()
+    {
+        "/required/1" => Policy::Required,
+        "/optional/1" => Policy::Optional,
+        "/off/1" => Policy::Off,
+        _ => Policy::of_method(&parts.method),
+    });
+    let service = layer.layer(inner.clone());
+    for method in [Method::GET, Method::PUT] {
+        let to = |uri: &str, token: &str| request(method.clone(), uri, token);
+        assert_eq!(refused(&service, to("/required/1", "")).await, (428, "missing-token"));
+        assert_eq!(text(send(&service, to("/required/1", "5")).await).await, "1=5");
+        assert_eq!(text(send(&service, to("/optional/1", "")).await).await, "");
+        assert_eq!(text(send(&service, to("/optional/1", "5")).await).await, "1=5");
+        for uri in ["/required/1", "/optional/1"] {
+            assert_eq!(refused(&service, to(uri, "4")).await, (412, "stale-token"));
+            assert_eq!(refused(&service, to(uri, "+4")).await, (400, "malformed-token"));
+        }
+        // Off is off: neither claim nor echo, whatever the header says.
+        for token in ["", "4", "9", "+4"] {
+            let response = send(&service, to("/off/1", token)).await;
+            assert_eq!((response.status().as_u16(), response.headers().get(TOKEN)), (200, None));
+            assert_eq!(text(response).await, "");
+        }
+    }
+    assert_eq!(refused(&service, put("/other/1", "")).await, (428, "missing-token"));
+    assert_eq!(status(&service, get("/other/1", "")).await, 200);
+    assert_eq!(status(&service, put("/other/1", "5")).await, 200, "9 went past the mark");
+}

@@ -250,9 +250,9 @@ async fn a_preflight_is_no_write() {
     assert_eq!(refusal.headers["access-control-allow-origin"], "https://shop.example");
 }
 
-/// Only one who may come in at all may raise a mark.
+/// M3: only one who may come in at all may raise a mark.
 #[tokio::test]
-async fn authentication_outside_comes_first() {
+async fn m3_authentication_outside_comes_first() {
     let app = inventory().layer(axum::middleware::from_fn(
         |request: axum::extract::Request, next: axum::middleware::Next| async move {
             if request.headers().contains_key("authorization") {

@@ -10,3 +10,4 @@
 mod broken;
 mod cached;
 mod memory;
+mod seeded;

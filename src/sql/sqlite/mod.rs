@@ -32,6 +32,7 @@ const VERSIONS: usize = 6;
 const RAISE_OURS: usize = 7;
 const FIRST_OURS: usize = 8;
 const UNCLAIM: usize = 9;
+const GRANTED: usize = 10;
 
 macro_rules! raise {
     () => {
@@ -74,6 +75,7 @@ const TEMPLATES: &[&str] = &[
     concat!(raise!(), and_permit!()),
     concat!(first!(), and_permit!()),
     "DELETE FROM {prefix}claims",
+    "SELECT token FROM {prefix}locks WHERE resource = ?1",
 ];
 
 /// What a transaction of ours has left on its connection.
@@ -262,6 +264,14 @@ impl Backend for Sqlite {
         resource: &'a Resource,
     ) -> Result<Option<i64>, sqlx::Error> {
         sqlx::query_scalar(text.get(LAST_TOKEN)).bind(resource.as_str()).fetch_optional(conn).await
+    }
+
+    async fn granted<'a>(
+        conn: &'a mut SqliteConnection,
+        text: &'a Text,
+        resource: &'a Resource,
+    ) -> Result<Option<i64>, sqlx::Error> {
+        sqlx::query_scalar(text.get(GRANTED)).bind(resource.as_str()).fetch_optional(conn).await
     }
 
     async fn floor<'a>(
