@@ -171,6 +171,11 @@ impl StoreError {
     pub fn new(source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
         Self(source.into())
     }
+
+    #[cfg(feature = "_sql")]
+    pub(crate) fn into_source(self) -> Box<dyn StdError + Send + Sync> {
+        self.0
+    }
 }
 
 impl fmt::Display for StoreError {

@@ -3,15 +3,15 @@
 pub(crate) mod backend;
 pub(crate) mod checkout;
 mod claims;
-mod error;
+pub(crate) mod error;
 mod marks;
 mod migrate;
 #[cfg(feature = "mysql")]
-mod mysql;
+pub(crate) mod mysql;
 mod options;
 #[cfg(feature = "postgres")]
-mod postgres;
-mod retry;
+pub(crate) mod postgres;
+pub(crate) mod retry;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 pub(crate) mod tables;

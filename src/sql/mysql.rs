@@ -24,6 +24,8 @@ macro_rules! now {
         "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(3)) DIV 1000"
     };
 }
+#[cfg(feature = "server")]
+pub(crate) use now;
 
 const RAISE: usize = 0;
 const LAST_TOKEN: usize = 1;

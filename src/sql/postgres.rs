@@ -20,6 +20,8 @@ macro_rules! now {
         "(extract(epoch FROM clock_timestamp()) * 1000)::bigint"
     };
 }
+#[cfg(feature = "server")]
+pub(crate) use now;
 
 const RAISE: usize = 0;
 const LAST_TOKEN: usize = 1;

@@ -94,10 +94,13 @@ impl Tables {
     /// The statements for a database, expanded at the first call. `slot` tells the databases
     /// apart.
     pub(crate) fn text(&self, slot: usize, quote: char, templates: &[&str]) -> &Text {
-        self.0.text[slot].get_or_init(|| {
-            let expand = |template: &&str| sql(self.expand(template, quote));
-            Text(templates.iter().map(expand).collect())
-        })
+        self.0.text[slot].get_or_init(|| self.statements(quote, templates))
+    }
+
+    /// Statements out of templates.
+    pub(crate) fn statements(&self, quote: char, templates: &[&str]) -> Text {
+        let expand = |template: &&str| sql(self.expand(template, quote));
+        Text(templates.iter().map(expand).collect())
     }
 }
 

@@ -123,12 +123,30 @@ fn throw_everything(site: impl AsyncFn() -> Site, cases: u32) {
     outcome.unwrap();
 }
 
-#[test]
-fn whatever_is_thrown_at_it_is_answered_memory() {
-    throw_everything(Site::memory, 3000);
+mod memory {
+    #[test]
+    fn whatever_is_thrown_at_it_is_answered() {
+        super::throw_everything(crate::site::Site::memory, 3000);
+    }
 }
 
-#[test]
-fn whatever_is_thrown_at_it_is_answered_sqlite() {
-    throw_everything(Site::sqlite, 300);
+mod sqlite {
+    #[test]
+    fn whatever_is_thrown_at_it_is_answered() {
+        super::throw_everything(crate::site::Site::sqlite, 300);
+    }
+}
+
+mod postgres {
+    #[test]
+    fn whatever_is_thrown_at_it_is_answered() {
+        super::throw_everything(crate::site::Site::server::<sqlx::Postgres>, 300);
+    }
+}
+
+mod mysql {
+    #[test]
+    fn whatever_is_thrown_at_it_is_answered() {
+        super::throw_everything(crate::site::Site::server::<sqlx::MySql>, 300);
+    }
 }

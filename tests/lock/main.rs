@@ -9,6 +9,10 @@
     reason = "tests, where a panic is the answer"
 )]
 
+#[allow(dead_code, unused_macros, unused_imports)]
+#[path = "../sql/support.rs"]
+mod support;
+
 mod attacks;
 mod contract;
 mod fuzz;

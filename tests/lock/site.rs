@@ -1,40 +1,113 @@
 //! An endpoint over one of the stores, with its clocks in the hands of the test.
 
+use std::any::Any;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
-use fencing::lock::{Endpoint, LockStore, MemoryLocks, SqlLocks};
+use fencing::Token;
+use fencing::clock::Clock;
+use fencing::lock::{Endpoint, LockDatabase, LockStore, MemoryLocks, SqlLocks};
 use fencing::testing::ManualClock;
+use futures_core::future::BoxFuture;
 use http::{HeaderMap, Method, Request, StatusCode};
 use http_body_util::BodyExt;
 use serde_json::{Value, json};
+use sqlx::pool::PoolOptions;
 use sqlx::sqlite::SqliteConnectOptions;
-use tempfile::TempDir;
+use sqlx::{Connection, Pool};
 use tower::ServiceExt;
+
+use crate::support::{Db, Harness};
 
 pub struct Site {
     pub app: Router,
     pub clock: ManualClock,
     pub store: Arc<dyn LockStore>,
-    kind: Kind,
+    lift: Lift,
+    /// Goes when the test ends.
+    _place: Box<dyn Any + Send + Sync>,
 }
 
-enum Kind {
-    Memory(Arc<MemoryLocks>),
-    Sqlite {
-        pool: sqlx::SqlitePool,
-        /// Goes when the test ends.
-        _directory: TempDir,
-    },
+/// Lifts the floor of a store.
+type Lift = Box<dyn Fn(Token) -> BoxFuture<'static, ()> + Send + Sync>;
+
+/// A database that keeps the time of the test.
+pub trait Timed: LockDatabase + Harness {
+    /// Prepares a fresh database for it.
+    async fn prepare(db: &mut Db<Self>);
+
+    /// Sets the clock of a connection.
+    fn set_clock(
+        conn: &mut Self::Connection,
+        epoch_ms: i64,
+    ) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
+}
+
+impl Timed for sqlx::Postgres {
+    /// A function of the same name is found before the one of the catalogue when the path says so.
+    async fn prepare(db: &mut Db<Self>) {
+        let mut conn = db.connect().await;
+        let schema: String =
+            sqlx::query_scalar("SELECT current_schema()").fetch_one(&mut conn).await.unwrap();
+        db.options = db.options.clone().options([("search_path", format!("{schema},pg_catalog"))]);
+        let clock = "CREATE FUNCTION clock_timestamp() RETURNS timestamptz LANGUAGE sql VOLATILE \
+                     AS $$ SELECT to_timestamp(current_setting('test.ms')::float8 / 1000) $$";
+        Self::run(&mut conn, clock).await.unwrap();
+        conn.close().await.unwrap();
+    }
+
+    async fn set_clock(conn: &mut Self::Connection, epoch_ms: i64) -> Result<(), sqlx::Error> {
+        Self::run(conn, &format!("SET test.ms = '{epoch_ms}'")).await
+    }
+}
+
+impl Timed for sqlx::MySql {
+    async fn prepare(_: &mut Db<Self>) {}
+
+    /// <https://mariadb.com/kb/en/server-system-variables/#timestamp>
+    async fn set_clock(conn: &mut Self::Connection, epoch_ms: i64) -> Result<(), sqlx::Error> {
+        let (seconds, ms) = (epoch_ms / 1000, epoch_ms % 1000);
+        Self::run(conn, &format!("SET timestamp = {seconds}.{ms:03}")).await
+    }
+}
+
+/// A pool whose connections have the time of the test when they are handed out.
+async fn timed_pool<H: Timed>(db: &Db<H>, clock: &ManualClock) -> Pool<H> {
+    let (new, old) = (clock.clone(), clock.clone());
+    PoolOptions::new()
+        .max_connections(4)
+        .after_connect(move |conn, _| {
+            let now = new.epoch_ms();
+            Box::pin(async move { H::set_clock(conn, now).await })
+        })
+        .before_acquire(move |conn, _| {
+            let now = old.epoch_ms();
+            Box::pin(async move { H::set_clock(conn, now).await.map(|()| true) })
+        })
+        .connect_with(db.options.clone())
+        .await
+        .unwrap()
+}
+
+fn lift<DB: LockDatabase>(pool: Pool<DB>) -> Lift {
+    Box::new(move |floor| {
+        let pool = pool.clone();
+        Box::pin(async move { fencing::sql::raise_floor(&pool, floor).await.unwrap() })
+    })
 }
 
 impl Site {
     pub async fn memory() -> Self {
         let clock = ManualClock::new();
         let locks = Arc::new(MemoryLocks::with_clock(Arc::new(clock.clone())));
-        Self::over(locks.clone(), clock, Kind::Memory(locks))
+        let lifted = locks.clone();
+        let lift: Lift = Box::new(move |floor| {
+            lifted.lift_floor(floor);
+            Box::pin(std::future::ready(()))
+        });
+        Self::over(locks, clock, lift, Box::new(()))
     }
 
     pub async fn sqlite() -> Self {
@@ -44,13 +117,32 @@ impl Site {
             .filename(directory.path().join("locks.db"))
             .create_if_missing(true);
         let locks = SqlLocks::open(options).await.unwrap().with_clock(Arc::new(clock.clone()));
-        let kind = Kind::Sqlite { pool: locks.pool().clone(), _directory: directory };
-        Self::over(Arc::new(locks), clock, kind)
+        let lift = lift(locks.pool().clone());
+        Self::over(Arc::new(locks), clock, lift, Box::new(directory))
     }
 
-    fn over(store: Arc<dyn LockStore>, clock: ManualClock, kind: Kind) -> Self {
+    /// On a server, whose clock is that of the test.
+    pub async fn server<H: Timed<Place: 'static>>() -> Self {
+        let clock = ManualClock::new();
+        let mut db = Db::<H>::empty().await;
+        H::prepare(&mut db).await;
+        let pool = timed_pool(&db, &clock).await;
+        fencing::sql::migrate(&pool).await.unwrap();
+        // What the process thinks the time is does not count.
+        let other = ManualClock::new();
+        other.set_epoch_ms(ManualClock::START_EPOCH_MS + 180_000);
+        let locks = SqlLocks::new(pool.clone()).await.unwrap().with_clock(Arc::new(other));
+        Self::over(Arc::new(locks), clock, lift(pool), Box::new(db))
+    }
+
+    fn over(
+        store: Arc<dyn LockStore>,
+        clock: ManualClock,
+        lift: Lift,
+        place: Box<dyn Any + Send + Sync>,
+    ) -> Self {
         let app = nest(Endpoint::new(Arc::clone(&store)), &clock);
-        Self { app, clock, store, kind }
+        Self { app, clock, store, lift, _place: place }
     }
 
     /// Another endpoint over the same store, built differently.
@@ -60,16 +152,7 @@ impl Site {
 
     /// Lifts the floor the way a bump does.
     pub async fn lift_floor(&self, floor: i64) {
-        match &self.kind {
-            Kind::Memory(locks) => locks.lift_floor(fencing::Token::new(floor).unwrap()),
-            Kind::Sqlite { pool, .. } => {
-                sqlx::query("UPDATE fencing_floor SET floor = max(floor, ?1)")
-                    .bind(floor)
-                    .execute(pool)
-                    .await
-                    .unwrap();
-            }
-        }
+        (self.lift)(Token::new(floor).unwrap()).await;
     }
 
     pub fn pass(&self, ms: u64) {
@@ -219,6 +302,18 @@ macro_rules! on_every_store {
             $(#[tokio::test]
             async fn $name() {
                 super::$name(crate::site::Site::sqlite().await).await;
+            })+
+        }
+        mod postgres {
+            $(#[tokio::test]
+            async fn $name() {
+                super::$name(crate::site::Site::server::<sqlx::Postgres>().await).await;
+            })+
+        }
+        mod mysql {
+            $(#[tokio::test]
+            async fn $name() {
+                super::$name(crate::site::Site::server::<sqlx::MySql>().await).await;
             })+
         }
     };

@@ -56,7 +56,8 @@ fn ask(owner: &str) -> Ask {
 /// Start-up refuses what may forget a token: an in-memory database, and commits not synced.
 #[tokio::test]
 async fn i2_a_database_that_may_lose_commits_is_refused() {
-    let refused = SqlLocks::open("sqlite::memory:".parse().unwrap()).await.unwrap_err();
+    let memory: SqliteConnectOptions = "sqlite::memory:".parse().unwrap();
+    let refused = SqlLocks::open(memory).await.unwrap_err();
     assert_eq!(refused.kind(), SqlLocksErrorKind::NotDurable);
     let cases = [
         (SqliteJournalMode::Wal, SqliteSynchronous::Normal, false),
@@ -275,15 +276,20 @@ async fn a_step_waits_for_another_writer() {
 }
 
 #[tokio::test]
-async fn a_file_that_cannot_be_written_is_unavailable() {
+async fn a_file_that_cannot_be_written_is_told_at_start_and_unavailable_later() {
     let directory = tempfile::tempdir().unwrap();
     drop(SqlLocks::open(at(directory.path())).await.unwrap());
-    let options =
-        at(directory.path()).synchronous(SqliteSynchronous::Full).pragma("query_only", "1");
+    let options = at(directory.path()).synchronous(SqliteSynchronous::Full);
     let pool = SqlitePoolOptions::new().max_connections(1).connect_with(options).await.unwrap();
+    let query_only = async |on: &'static str| sqlx::query(on).execute(&pool).await.unwrap();
+    query_only("PRAGMA query_only = 1").await;
+    let error = SqlLocks::new(pool.clone()).await.unwrap_err();
+    assert_eq!(error.kind(), SqlLocksErrorKind::TakesNoWrites);
+    query_only("PRAGMA query_only = 0").await;
     let app = app(SqlLocks::new(pool.clone()).await.unwrap());
+    query_only("PRAGMA query_only = 1").await;
     take(&app, "job", "a").await.problem(503, "lock-unavailable");
-    sqlx::query("PRAGMA query_only = 0").execute(&pool).await.unwrap();
+    query_only("PRAGMA query_only = 0").await;
     assert_eq!(take(&app, "job", "a").await.granted_token(), 1);
 }
 

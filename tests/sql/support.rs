@@ -378,6 +378,10 @@ impl<H: Harness> Db<H> {
         db
     }
 
+    pub(crate) async fn connect(&self) -> H::Connection {
+        self.options.connect().await.unwrap()
+    }
+
     pub(crate) async fn pool(&self, max: u32) -> Pool<H> {
         self.pool_with(max, self.options.clone()).await
     }

@@ -1,56 +1,90 @@
 use std::future::Future;
 
-use sqlx::SqlStr;
+use sqlx::{Connection, Pool};
 
 use super::SqlLocksError;
+use super::error::StepError;
 use crate::Resource;
 use crate::clock::Clock;
+use crate::lock::OwnerTokenHash;
 use crate::lock::rules::{Grant, Row};
-use crate::lock::{OwnerTokenHash, StoreError};
 use crate::sql::FencedDatabase;
+use crate::sql::tables::Text;
 
-/// A database that can keep locks: [`Sqlite`](sqlx::Sqlite), behind the feature of its name.
-/// Sealed.
+/// A database that can keep locks: [`Sqlite`](sqlx::Sqlite), [`Postgres`](sqlx::Postgres) and
+/// [`MySql`](sqlx::MySql), each behind the feature of its name. Sealed.
 pub trait LockDatabase: Backend {}
 
 /// What differs from one database to the next. Sealed: it lies in a private module.
 pub trait Backend: FencedDatabase {
     /// Whether it takes one writer at a time, so that steps had better queue in this process.
     const ONE_WRITER: bool;
-    /// A template: the floor and the row of a resource. In a transaction both are locked by it.
-    const READ: &'static str;
-    /// A template: writes the row of a resource, unless its token is above that of the new one.
-    const WRITE: &'static str;
+    /// The statements, as templates. The implementation finds them by their place.
+    const STATEMENTS: &'static [&'static str];
 
-    /// Fails when what was committed may be lost in a crash.
-    fn check_durability(
+    /// A pool for locks alone, or a clear error at once.
+    fn connect(
+        options: <Self::Connection as Connection>::Options,
+    ) -> impl Future<Output = Result<Pool<Self>, SqlLocksError>> + Send
+    where
+        Self: Sized;
+
+    /// Fails when what was committed may be lost in a crash, or when nothing can be written.
+    fn check(
         conn: &mut Self::Connection,
     ) -> impl Future<Output = Result<(), SqlLocksError>> + Send + '_;
 
-    /// The row of a resource and the floor.
-    fn read<'a>(
+    /// In a transaction: the floor, locked so that nobody lifts it, then the row of a resource,
+    /// locked for writing, then the time, read when both locks are held. A missing row is made if
+    /// `make` says so, since what is not there cannot be locked.
+    fn lock<'a>(
         conn: &'a mut Self::Connection,
-        text: SqlStr,
+        text: &'a Text,
         resource: &'a Resource,
-    ) -> impl Future<Output = Result<(Option<Row>, i64), StoreError>> + Send + 'a;
-
-    /// Milliseconds since the Unix epoch at the moment, not at the start of the transaction.
-    fn now<'a>(
-        conn: &'a mut Self::Connection,
+        make: bool,
         clock: &'a dyn Clock,
-    ) -> impl Future<Output = Result<i64, StoreError>> + Send + 'a;
+    ) -> impl Future<Output = Result<Found, StepError>> + Send + 'a;
 
-    /// Writes the row of a resource.
+    /// The same without locks, in one statement.
+    fn look<'a>(
+        conn: &'a mut Self::Connection,
+        text: &'a Text,
+        resource: &'a Resource,
+        clock: &'a dyn Clock,
+    ) -> impl Future<Output = Result<Found, StepError>> + Send + 'a;
+
+    /// Writes the locked row of a resource, unless there is one with a higher token. The commit
+    /// after it is durable.
     fn write<'a>(
         conn: &'a mut Self::Connection,
-        text: SqlStr,
+        text: &'a Text,
         resource: &'a Resource,
         row: &'a Row,
-    ) -> impl Future<Output = Result<(), StoreError>> + Send + 'a;
+    ) -> impl Future<Output = Result<(), StepError>> + Send + 'a;
 }
 
-/// What `READ` finds: floor, token, owner, hash, acquired_at, expires_at, hold_until, released_at.
-pub(super) type Found = (
+/// What a decision is made from.
+#[derive(Debug)]
+pub struct Found {
+    pub(super) row: Option<Row>,
+    pub(super) floor: i64,
+    pub(super) now: i64,
+}
+
+/// A row as it is stored: token, owner, hash, acquired_at, expires_at, hold_until, released_at.
+pub(super) type Columns = (
+    Option<i64>,
+    Option<String>,
+    Option<Vec<u8>>,
+    Option<i64>,
+    Option<i64>,
+    Option<i64>,
+    Option<i64>,
+);
+
+/// All of it in one row: the floor, the time, then the columns.
+pub(super) type Whole = (
+    i64,
     i64,
     Option<i64>,
     Option<String>,
@@ -61,16 +95,20 @@ pub(super) type Found = (
     Option<i64>,
 );
 
-pub(super) fn row_and_floor(found: Option<Found>) -> Result<(Option<Row>, i64), StoreError> {
-    let Some((floor, token, owner, hash, acquired_at, expires_at, hold_until, released_at)) = found
-    else {
-        return Err(StoreError::new("the row of the floor is missing"));
-    };
-    let Some(token) = token else { return Ok((None, floor)) };
+pub(super) fn found(whole: Option<Whole>) -> Result<Found, StepError> {
+    let (floor, now, token, owner, hash, acquired_at, expires_at, hold_until, released_at) =
+        whole.ok_or_else(no_floor)?;
+    let row = row((token, owner, hash, acquired_at, expires_at, hold_until, released_at))?;
+    Ok(Found { row, floor, now })
+}
+
+pub(super) fn row(columns: Columns) -> Result<Option<Row>, StepError> {
+    let (token, owner, hash, acquired_at, expires_at, hold_until, released_at) = columns;
+    let Some(token) = token else { return Ok(None) };
     let grant = match (owner, hash, acquired_at, expires_at) {
         (Some(owner), Some(hash), Some(acquired_at), Some(expires_at)) => {
             let owner_token_hash = OwnerTokenHash::from_slice(&hash)
-                .ok_or_else(|| StoreError::new("the hash of an owner token is malformed"))?;
+                .ok_or_else(|| StepError::other("the hash of an owner token is malformed"))?;
             Some(Grant {
                 owner,
                 owner_token_hash,
@@ -81,7 +119,31 @@ pub(super) fn row_and_floor(found: Option<Found>) -> Result<(Option<Row>, i64), 
             })
         }
         (None, None, None, None) => None,
-        _ => return Err(StoreError::new("the row of a lock has half a grant")),
+        _ => return Err(StepError::other("the row of a lock has half a grant")),
     };
-    Ok((Some(Row { token, grant }), floor))
+    Ok(Some(Row { token, grant }))
 }
+
+pub(super) fn no_floor() -> StepError {
+    StepError::other("the row of the floor is missing")
+}
+
+pub(super) fn higher_token() -> StepError {
+    StepError::other("the row has a higher token than the one to be written, or is gone")
+}
+
+/// Binds a row to the statement that writes it, from the token on.
+macro_rules! bind_row {
+    ($query:expr, $row:expr) => {{
+        let (row, grant) = ($row, $row.grant.as_ref());
+        $query
+            .bind(row.token)
+            .bind(grant.map(|grant| grant.owner.as_str()))
+            .bind(grant.map(|grant| grant.owner_token_hash.as_bytes().as_slice()))
+            .bind(grant.map(|grant| grant.acquired_at))
+            .bind(grant.map(|grant| grant.expires_at))
+            .bind(grant.and_then(|grant| grant.hold_until))
+            .bind(grant.and_then(|grant| grant.released_at))
+    }};
+}
+pub(super) use bind_row;

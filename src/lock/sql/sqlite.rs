@@ -4,32 +4,43 @@
 use std::time::Duration;
 
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous};
-use sqlx::{ConnectOptions, Connection, SqlStr, Sqlite, SqliteConnection};
+use sqlx::{ConnectOptions, Connection, Sqlite, SqliteConnection, SqlitePool};
 
-use super::backend::{Backend, Found, row_and_floor};
-use super::{LockDatabase, SqlLocks, SqlLocksError};
+use super::backend::{Backend, Found, bind_row, found, higher_token};
+use super::error::StepError;
+use super::{LockDatabase, SqlLocksError};
 use crate::Resource;
 use crate::clock::Clock;
-use crate::lock::StoreError;
 use crate::lock::rules::Row;
+use crate::sql::tables::Text;
 
 /// A protected handler of the same service may keep the write lock of the file for a while.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
 /// One writes, the others read.
 const CONNECTIONS: u32 = 4;
 
-impl SqlLocks<Sqlite> {
-    /// Locks in an SQLite file, in tables that are made when they are missing.
-    ///
-    /// A missing file is made only now, and only where `options` say `create_if_missing`: a file
-    /// that goes later does not come back empty, with its tokens starting again. The file is set to write-ahead logging, each commit is flushed to the disk, and a step
-    /// waits up to 10 s for another writer. Other settings stay as they are in `options`.
-    ///
-    /// # Errors
-    ///
-    /// [`SqlLocksError`] when the file cannot be opened or written, has tables of another version,
-    /// or lies in memory.
-    pub async fn open(options: SqliteConnectOptions) -> Result<Self, SqlLocksError> {
+const LOOK: usize = 0;
+const WRITE: usize = 1;
+
+impl LockDatabase for Sqlite {}
+
+impl Backend for Sqlite {
+    const ONE_WRITER: bool = true;
+
+    const STATEMENTS: &'static [&'static str] = &[
+        // The time is the process's own.
+        "SELECT f.floor, 0, l.token, l.owner, l.owner_token_hash, l.acquired_at, l.expires_at, \
+         l.hold_until, l.released_at \
+         FROM {prefix}floor AS f LEFT JOIN {prefix}locks AS l ON l.resource = ?1 WHERE f.id = 1",
+        "INSERT INTO {prefix}locks AS l (resource, token, owner, owner_token_hash, acquired_at, \
+         expires_at, hold_until, released_at) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8) \
+         ON CONFLICT (resource) DO UPDATE SET token = excluded.token, owner = excluded.owner, \
+         owner_token_hash = excluded.owner_token_hash, acquired_at = excluded.acquired_at, \
+         expires_at = excluded.expires_at, hold_until = excluded.hold_until, \
+         released_at = excluded.released_at WHERE l.token <= excluded.token",
+    ];
+
+    async fn connect(options: SqliteConnectOptions) -> Result<SqlitePool, SqlLocksError> {
         let options = options
             .journal_mode(SqliteJournalMode::Wal)
             // Where there can be no write-ahead log the mode stays what it was, and then FULL
@@ -41,7 +52,7 @@ impl SqlLocks<Sqlite> {
             .busy_timeout(BUSY_TIMEOUT)
             .disable_statement_logging();
         let mut first = options.connect().await?;
-        Sqlite::check_durability(&mut first).await?;
+        Self::check(&mut first).await?;
         first.close().await?;
         let pool = SqlitePoolOptions::new()
             .max_connections(CONNECTIONS)
@@ -49,32 +60,13 @@ impl SqlLocks<Sqlite> {
             .test_before_acquire(false)
             .connect_with(options.create_if_missing(false))
             .await?;
-        crate::sql::migrate(&pool).await?;
-        Self::new(pool).await
+        Ok(pool)
     }
-}
-
-impl LockDatabase for Sqlite {}
-
-impl Backend for Sqlite {
-    const ONE_WRITER: bool = true;
-
-    const READ: &'static str = "SELECT f.floor, l.token, l.owner, l.owner_token_hash, \
-         l.acquired_at, l.expires_at, l.hold_until, l.released_at \
-         FROM {prefix}floor AS f LEFT JOIN {prefix}locks AS l ON l.resource = ?1 WHERE f.id = 1";
-
-    const WRITE: &'static str = "INSERT INTO {prefix}locks AS l (resource, token, owner, \
-         owner_token_hash, acquired_at, expires_at, hold_until, released_at) \
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8) \
-         ON CONFLICT (resource) DO UPDATE SET token = excluded.token, owner = excluded.owner, \
-         owner_token_hash = excluded.owner_token_hash, acquired_at = excluded.acquired_at, \
-         expires_at = excluded.expires_at, hold_until = excluded.hold_until, \
-         released_at = excluded.released_at WHERE l.token <= excluded.token";
 
     /// By <https://sqlite.org/pragma.html#pragma_synchronous>: with a write-ahead log, FULL syncs
     /// each commit; with a rollback journal that is deleted to commit, only EXTRA syncs the
     /// directory too.
-    async fn check_durability(conn: &mut SqliteConnection) -> Result<(), SqlLocksError> {
+    async fn check(conn: &mut SqliteConnection) -> Result<(), SqlLocksError> {
         let file = "SELECT file FROM pragma_database_list WHERE name = 'main'";
         let file: Option<String> = sqlx::query_scalar(file).fetch_one(&mut *conn).await?;
         if file.is_none_or(|file| file.is_empty()) {
@@ -84,7 +76,11 @@ impl Backend for Sqlite {
             sqlx::query_scalar("PRAGMA journal_mode").fetch_one(&mut *conn).await?;
         let synchronous: i64 =
             sqlx::query_scalar("PRAGMA synchronous").fetch_one(&mut *conn).await?;
-        let busy: i64 = sqlx::query_scalar("PRAGMA busy_timeout").fetch_one(conn).await?;
+        let busy: i64 = sqlx::query_scalar("PRAGMA busy_timeout").fetch_one(&mut *conn).await?;
+        let query_only: i64 = sqlx::query_scalar("PRAGMA query_only").fetch_one(conn).await?;
+        if query_only != 0 {
+            return Err(SqlLocksError::takes_no_writes("set query_only to 0, query_only=`1`"));
+        }
         let (least, name) = match journal.as_str() {
             "wal" | "truncate" | "persist" => (2, "FULL"),
             "delete" => (3, "EXTRA"),
@@ -109,45 +105,38 @@ impl Backend for Sqlite {
         Ok(())
     }
 
-    async fn read<'a>(
+    async fn lock<'a>(
         conn: &'a mut SqliteConnection,
-        text: SqlStr,
+        text: &'a Text,
         resource: &'a Resource,
-    ) -> Result<(Option<Row>, i64), StoreError> {
-        let found: Option<Found> = sqlx::query_as(text)
-            .bind(resource.as_str())
-            .fetch_optional(conn)
-            .await
-            .map_err(StoreError::new)?;
-        row_and_floor(found)
+        _: bool,
+        clock: &'a dyn Clock,
+    ) -> Result<Found, StepError> {
+        // The file is locked, and with it what is not there.
+        Self::look(conn, text, resource, clock).await
     }
 
-    async fn now<'a>(_: &'a mut SqliteConnection, clock: &'a dyn Clock) -> Result<i64, StoreError> {
-        Ok(clock.epoch_ms())
+    async fn look<'a>(
+        conn: &'a mut SqliteConnection,
+        text: &'a Text,
+        resource: &'a Resource,
+        clock: &'a dyn Clock,
+    ) -> Result<Found, StepError> {
+        let select = sqlx::query_as(text.get(LOOK)).bind(resource.as_str());
+        let found = found(select.fetch_optional(conn).await?)?;
+        Ok(Found { now: clock.epoch_ms(), ..found })
     }
 
     async fn write<'a>(
         conn: &'a mut SqliteConnection,
-        text: SqlStr,
+        text: &'a Text,
         resource: &'a Resource,
         row: &'a Row,
-    ) -> Result<(), StoreError> {
-        let grant = row.grant.as_ref();
-        let written = sqlx::query(text)
-            .bind(resource.as_str())
-            .bind(row.token)
-            .bind(grant.map(|grant| grant.owner.as_str()))
-            .bind(grant.map(|grant| grant.owner_token_hash.as_bytes().as_slice()))
-            .bind(grant.map(|grant| grant.acquired_at))
-            .bind(grant.map(|grant| grant.expires_at))
-            .bind(grant.and_then(|grant| grant.hold_until))
-            .bind(grant.and_then(|grant| grant.released_at))
-            .execute(conn)
-            .await
-            .map_err(StoreError::new)?;
-        match written.rows_affected() {
+    ) -> Result<(), StepError> {
+        let write = sqlx::query(text.get(WRITE)).bind(resource.as_str());
+        match bind_row!(write, row).execute(conn).await?.rows_affected() {
             1 => Ok(()),
-            _ => Err(StoreError::new("the row has a higher token than the one to be written")),
+            _ => Err(higher_token()),
         }
     }
 }
