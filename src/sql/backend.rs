@@ -4,16 +4,18 @@ use std::future::Future;
 use sqlx::SqlStr;
 use sqlx::error::DatabaseError;
 
+use super::scan::Dialect;
+use super::statement::Shape;
 use super::tables::Text;
 use super::{FenceOptions, Tables};
-use crate::{Claim, Resource, Verdict};
+use crate::{Claim, Resource, Token, Verdict};
 
 /// A database that can fence: [`Sqlite`](sqlx::Sqlite), [`Postgres`](sqlx::Postgres) and
 /// [`MySql`](sqlx::MySql), each behind the feature of its name. Sealed.
 pub trait FencedDatabase: Backend {}
 
 /// What differs from one database to the next. Sealed: it lies in a private module.
-pub trait Backend: sqlx::Database {
+pub trait Backend: sqlx::Database<Arguments: Clone + std::fmt::Debug + Sync> {
     /// What a transaction has changed on its connection, to be taken back before another gets it.
     type Session: Default + fmt::Debug + Send + Sync + Unpin + 'static;
 
@@ -21,6 +23,10 @@ pub trait Backend: sqlx::Database {
     const SLOT: usize;
     /// What identifiers are quoted with.
     const QUOTE: char;
+    /// How its SQL is read.
+    const DIALECT: Dialect;
+    /// Whether a fenced statement is one round trip: [`one_trip`](Self::one_trip).
+    const ONE_TRIP: bool;
     /// The statements, as templates. The implementation finds them by their place.
     const TEMPLATES: &'static [&'static str];
     /// The migrations in order, as templates; the first has the version 1.
@@ -41,6 +47,31 @@ pub trait Backend: sqlx::Database {
         claim: &'a Claim,
         route: Route,
     ) -> impl Future<Output = Result<Verdict, sqlx::Error>> + Send + 'a;
+
+    /// Notes, after [`advance`](Self::advance), that the token has written; `false` when it or a
+    /// higher one has before.
+    fn spend<'a>(
+        conn: &'a mut Self::Connection,
+        text: &'a Text,
+        claim: &'a Claim,
+    ) -> impl Future<Output = Result<bool, sqlx::Error>> + Send + 'a;
+
+    /// Runs a statement of the caller's.
+    fn perform<'a>(
+        conn: &'a mut Self::Connection,
+        text: SqlStr,
+        arguments: Self::Arguments,
+    ) -> impl Future<Output = Result<Written, sqlx::Error>> + Send + 'a;
+
+    /// Tries a fenced statement by itself, outside of a transaction, where
+    /// [`ONE_TRIP`](Self::ONE_TRIP) says so.
+    fn one_trip<'a>(
+        conn: &'a mut Self::Connection,
+        options: &'a FenceOptions,
+        claim: &'a Claim,
+        shape: &'a Shape,
+        arguments: &'a Self::Arguments,
+    ) -> impl Future<Output = Result<Tried, sqlx::Error>> + Send + 'a;
 
     /// Commits. On success and on every error but [`NotCommitted::Unknown`] the transaction has
     /// ended.
@@ -121,6 +152,9 @@ pub trait Backend: sqlx::Database {
     ) -> impl Future<Output = Result<(), sqlx::Error>> + Send + '_;
 }
 
+/// How the message of a trigger of an enforced table begins.
+pub(super) const UNCLAIMED: &str = "fencing: not claimed";
+
 /// Which transaction [`Backend::advance`] runs in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Route {
@@ -128,6 +162,33 @@ pub enum Route {
     Own,
     /// One of the caller, or one at a higher isolation.
     Foreign,
+}
+
+/// What a statement of the caller's did.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Written {
+    /// The rows, as the driver counts them: on MySQL those that were found, or with `found_rows`
+    /// off or behind some proxies only those that were changed.
+    pub rows: u64,
+    /// What it set `LAST_INSERT_ID` to, on MySQL.
+    pub last_insert_id: u64,
+}
+
+/// What came of a fenced statement tried in one round trip.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Tried {
+    /// Mark and write were applied.
+    Applied {
+        /// The rows of the write.
+        rows: u64,
+    },
+    /// The claim is stale. Nothing was applied.
+    Stale {
+        /// What it is stale against.
+        last_token: Token,
+    },
+    /// Others came between the snapshot of the statement and its lock. Nothing was applied.
+    NotFresh,
 }
 
 /// How far a transaction of ours is.
@@ -173,6 +234,8 @@ pub enum Class {
     Setup,
     /// The database judged the statement and did not apply it.
     Refused,
+    /// A trigger of an enforced table found no claim in the transaction.
+    Unclaimed,
     /// Anything else.
     Other,
 }

@@ -2,6 +2,7 @@ use std::error::Error as StdError;
 use std::fmt;
 
 use super::backend::{Class, NotCommitted};
+use super::scan::InvalidSql;
 use crate::{Claim, Problem, ProblemKind, Token};
 
 /// Why a fenced transaction, a claim or an advance did not do what was asked.
@@ -63,6 +64,10 @@ pub(crate) enum Step {
     Connect,
     /// BEGIN, the claim: nothing can have been applied.
     Claim,
+    /// A statement of the caller's in a transaction of ours: nothing is applied until its commit.
+    Statement,
+    /// The same, by itself: it may have been applied when no verdict came back.
+    Alone,
     /// The database judged COMMIT and refused it, or it was not sent.
     Refused,
 }
@@ -109,6 +114,12 @@ impl FenceError {
         Self::make(FenceErrorKind::Misconfigured).with_detail(detail)
     }
 
+    /// The text of a statement, an expression or a name that cannot be used.
+    pub(crate) fn invalid(invalid: InvalidSql) -> Self {
+        Self::misconfigured("the text given for a fenced write cannot be used: see the source")
+            .with_source(invalid)
+    }
+
     pub(crate) fn contended(detail: &'static str) -> Self {
         Self::make(FenceErrorKind::Contended).with_detail(detail)
     }
@@ -118,12 +129,26 @@ impl FenceError {
         let class = class(&error);
         let kind = match class {
             Class::Contended | Class::TimedOut => FenceErrorKind::Contended,
+            Class::Unclaimed => FenceErrorKind::Misconfigured,
             Class::Setup if step == Step::Claim => FenceErrorKind::Misconfigured,
-            Class::Refused | Class::Setup if step == Step::Refused => FenceErrorKind::Statement,
+            Class::Refused | Class::Setup if step != Step::Connect && step != Step::Claim => {
+                FenceErrorKind::Statement
+            }
+            Class::Unknown if step == Step::Alone => FenceErrorKind::OutcomeUnknown,
+            // An error the database does not list among those it knows to have applied nothing.
+            Class::Other if step == Step::Alone && error.as_database_error().is_some() => {
+                FenceErrorKind::OutcomeUnknown
+            }
+            Class::Other if matches!(step, Step::Alone | Step::Statement) => {
+                FenceErrorKind::Statement
+            }
             _ => FenceErrorKind::Unavailable,
         };
         let mut made = Self::make(kind).with_source(error);
         made.0.waited = class == Class::TimedOut;
+        if class == Class::Unclaimed {
+            made = made.with_detail(UNCLAIMED);
+        }
         claim.into_iter().fold(made, |made, claim| made.with_claim(claim))
     }
 
@@ -175,10 +200,20 @@ impl FenceError {
     }
 }
 
+const UNCLAIMED: &str = "a row of an enforced table was written under another claim than its own, or \
+    none: claim the resource of the row in the same transaction, before the write";
+
 impl fmt::Display for FenceError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Inner { kind, claim, detail, .. } = &*self.0;
+        let spent = match (kind, claim) {
+            (FenceErrorKind::Stale { last_token }, Some(claim)) => claim.token() == *last_token,
+            _ => false,
+        };
         f.write_str(detail.unwrap_or(match kind {
+            FenceErrorKind::Stale { .. } if spent => {
+                "the token has written before, and under the strict policy may write once: stop"
+            }
             FenceErrorKind::Stale { .. } => {
                 "the resource has accepted a higher token: the lease is lost, stop writing"
             }
@@ -230,6 +265,9 @@ impl From<sqlx::Error> for FenceError {
             Class::Contended | Class::TimedOut => FenceErrorKind::Contended,
             Class::Unavailable => FenceErrorKind::Unavailable,
             Class::Unknown => FenceErrorKind::OutcomeUnknown,
+            Class::Unclaimed => {
+                return Self::misconfigured(UNCLAIMED).with_source(error);
+            }
             Class::Setup | Class::Refused | Class::Other => FenceErrorKind::Statement,
         };
         Self::make(kind).with_source(error)

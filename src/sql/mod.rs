@@ -12,8 +12,10 @@ mod options;
 #[cfg(feature = "postgres")]
 pub(crate) mod postgres;
 pub(crate) mod retry;
+mod scan;
 #[cfg(feature = "sqlite")]
 mod sqlite;
+mod statement;
 pub(crate) mod tables;
 mod tx;
 
@@ -22,6 +24,8 @@ pub use self::claims::{advance, claim, raise_floor};
 pub use self::error::{FenceError, FenceErrorKind};
 pub use self::marks::SqlMarks;
 pub use self::migrate::{MigrateError, MigrateErrorKind, Migration, migrate, migrations, verify};
-pub use self::options::{FenceOptions, Isolation};
+pub use self::options::{FenceOptions, Isolation, Policy};
+pub use self::scan::InvalidSql;
+pub use self::statement::{Fenced, FencedTarget, Outcome, fenced};
 pub use self::tables::{InvalidTables, Tables};
 pub use self::tx::FencedTx;

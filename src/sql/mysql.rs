@@ -11,7 +11,11 @@ use sqlx::mysql::MySqlDatabaseError;
 use sqlx::{MySql, MySqlConnection, SqlStr};
 use sqlx_core::transaction::TransactionManager;
 
-use super::backend::{Backend, Class, FencedDatabase, NotCommitted, Route, Stage};
+use super::backend::{
+    Backend, Class, FencedDatabase, NotCommitted, Route, Stage, Tried, UNCLAIMED, Written,
+};
+use super::scan::Dialect;
+use super::statement::Shape;
 use super::tables::{Text, sql};
 use super::{FenceOptions, Isolation, Tables};
 use crate::{Claim, Resource, Token, Verdict};
@@ -39,6 +43,7 @@ const VERSIONS: usize = 8;
 const WITNESS: usize = 9;
 const UNCLAIM: usize = 10;
 const GRANTED: usize = 11;
+const SPEND: usize = 12;
 
 const TEMPLATES: &[&str] = &[
     // seq changes every time, so the count of rows is 1 with CLIENT_FOUND_ROWS and without. Its
@@ -70,6 +75,7 @@ const TEMPLATES: &[&str] = &[
     "SELECT last_token, seq FROM {prefix}marks WHERE resource = ?",
     "; UPDATE {prefix}marks SET claim_conn = 0 WHERE resource = X",
     "SELECT token FROM {prefix}locks WHERE resource = ?",
+    "UPDATE {prefix}marks SET last_spent = ? WHERE resource = ? AND last_spent < ?",
 ];
 
 /// What a transaction of ours has left on its connection.
@@ -97,6 +103,8 @@ impl Backend for MySql {
 
     const SLOT: usize = 2;
     const QUOTE: char = '`';
+    const DIALECT: Dialect = Dialect::MySql;
+    const ONE_TRIP: bool = false;
     const TEMPLATES: &'static [&'static str] = TEMPLATES;
     const MIGRATIONS: &'static [&'static str] = &[include_str!("schema/mysql_0001.sql")];
     const TRANSACTIONAL_DDL: bool = false;
@@ -183,6 +191,38 @@ impl Backend for MySql {
             session.witness = Some(Witness { select, claim, seq });
         }
         Ok(verdict)
+    }
+
+    async fn spend<'a>(
+        conn: &'a mut MySqlConnection,
+        text: &'a Text,
+        claim: &'a Claim,
+    ) -> Result<bool, sqlx::Error> {
+        let spent = sqlx::query(text.get(SPEND))
+            .bind(claim.token().get())
+            .bind(claim.resource().as_str().as_bytes())
+            .bind(claim.token().get());
+        Ok(spent.execute(conn).await?.rows_affected() > 0)
+    }
+
+    async fn perform<'a>(
+        conn: &'a mut MySqlConnection,
+        text: SqlStr,
+        arguments: Self::Arguments,
+    ) -> Result<Written, sqlx::Error> {
+        let result = sqlx::query_with(text, arguments).execute(conn).await?;
+        Ok(Written { rows: result.rows_affected(), last_insert_id: result.last_insert_id() })
+    }
+
+    async fn one_trip<'a>(
+        conn: &'a mut MySqlConnection,
+        options: &'a FenceOptions,
+        claim: &'a Claim,
+        shape: &'a Shape,
+        arguments: &'a Self::Arguments,
+    ) -> Result<Tried, sqlx::Error> {
+        let _ = (conn, options, claim, shape, arguments);
+        Ok(Tried::NotFresh)
     }
 
     async fn commit<'a>(
@@ -285,6 +325,8 @@ impl Backend for MySql {
             Some(1146 | 1054 | 1049 | 1046 | 1193 | 1044 | 1142 | 1143 | 1227 | 1665) => {
                 Class::Setup
             }
+            // SIGNAL
+            Some(1644) if error.message().starts_with(UNCLAIMED) => Class::Unclaimed,
             Some(_) => Class::Refused,
             None => Class::Other,
         }

@@ -24,6 +24,24 @@ pub struct FenceOptions {
     pub(crate) lock_timeout: Option<Duration>,
     pub(crate) idle_timeout: Duration,
     pub(crate) attempts: u32,
+    pub(crate) policy: Policy,
+}
+
+/// How often one token may write.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub enum Policy {
+    /// Any number of times: one lease covers many writes.
+    #[default]
+    Lease,
+    /// Once, for jobs that must not run twice under one lease. A second write is
+    /// [`Stale`](super::FenceErrorKind::Stale) with its own token as the mark.
+    ///
+    /// What counts is the write: a fenced transaction that was committed, or a fenced statement
+    /// that was applied. A claim before it, in the layer or by [`claim`](super::claim()), spends
+    /// nothing. All who write a resource under this policy must do so with it: a write under the
+    /// other policy spends nothing either.
+    Strict,
 }
 
 /// How a fenced transaction is isolated from others.
@@ -60,6 +78,7 @@ impl FenceOptions {
             lock_timeout: None,
             idle_timeout: Self::DEFAULT_IDLE_TIMEOUT,
             attempts: Self::DEFAULT_ATTEMPTS,
+            policy: Policy::default(),
         }
     }
 
@@ -74,6 +93,13 @@ impl FenceOptions {
     #[must_use]
     pub fn isolation(mut self, isolation: Isolation) -> Self {
         self.isolation = isolation;
+        self
+    }
+
+    /// Lets each token write once only, or many times.
+    #[must_use]
+    pub fn policy(mut self, policy: Policy) -> Self {
+        self.policy = policy;
         self
     }
 

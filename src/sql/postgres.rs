@@ -7,7 +7,9 @@ use sqlx::error::DatabaseError;
 use sqlx::{PgConnection, Postgres, SqlStr};
 use sqlx_core::transaction::TransactionManager;
 
-use super::backend::{Backend, Class, FencedDatabase, NotCommitted, Route, Stage};
+use super::backend::{Backend, Class, FencedDatabase, NotCommitted, Route, Stage, Tried, Written};
+use super::scan::Dialect;
+use super::statement::{self, Shape};
 use super::tables::{Text, sql};
 use super::{FenceOptions, Isolation, Tables};
 use crate::{Claim, Resource, Token, Verdict};
@@ -31,6 +33,7 @@ const FLOOR: usize = 4;
 const RAISE_FLOOR: usize = 5;
 const VERSIONS: usize = 6;
 const GRANTED: usize = 7;
+const SPEND: usize = 8;
 
 const TEMPLATES: &[&str] = &[
     concat!(
@@ -54,6 +57,7 @@ const TEMPLATES: &[&str] = &[
     "UPDATE {prefix}floor SET floor = greatest(floor, $1) WHERE id = 1",
     "SELECT version FROM {prefix}schema ORDER BY version",
     "SELECT token FROM {prefix}locks WHERE resource = $1",
+    "UPDATE {prefix}marks SET last_spent = $2 WHERE resource = $1 AND last_spent < $2",
 ];
 
 impl FencedDatabase for Postgres {}
@@ -64,6 +68,8 @@ impl Backend for Postgres {
 
     const SLOT: usize = 1;
     const QUOTE: char = '"';
+    const DIALECT: Dialect = Dialect::Postgres;
+    const ONE_TRIP: bool = true;
     const TEMPLATES: &'static [&'static str] = TEMPLATES;
     const MIGRATIONS: &'static [&'static str] = &[include_str!("schema/postgres_0001.sql")];
     const TRANSACTIONAL_DDL: bool = true;
@@ -163,6 +169,35 @@ impl Backend for Postgres {
         }
     }
 
+    async fn spend<'a>(
+        conn: &'a mut PgConnection,
+        text: &'a Text,
+        claim: &'a Claim,
+    ) -> Result<bool, sqlx::Error> {
+        let spent =
+            sqlx::query(text.get(SPEND)).bind(claim.resource().as_str()).bind(claim.token().get());
+        Ok(spent.execute(conn).await?.rows_affected() > 0)
+    }
+
+    async fn perform<'a>(
+        conn: &'a mut PgConnection,
+        text: SqlStr,
+        arguments: Self::Arguments,
+    ) -> Result<Written, sqlx::Error> {
+        let result = sqlx::query_with(text, arguments).execute(conn).await?;
+        Ok(Written { rows: result.rows_affected(), last_insert_id: 0 })
+    }
+
+    async fn one_trip<'a>(
+        conn: &'a mut PgConnection,
+        options: &'a FenceOptions,
+        claim: &'a Claim,
+        shape: &'a Shape,
+        arguments: &'a Self::Arguments,
+    ) -> Result<Tried, sqlx::Error> {
+        statement::postgres::one_trip(conn, options, claim, shape, arguments).await
+    }
+
     async fn commit<'a>(conn: &'a mut PgConnection, (): &'a mut ()) -> Result<(), NotCommitted> {
         // COMMIT of a transaction in which a statement failed is a rollback, and no error. Any
         // other statement fails then. The claim has written, so there is a transaction id.
@@ -244,6 +279,7 @@ impl Backend for Postgres {
             // undefined_table, undefined_column, insufficient_privilege, invalid_schema_name,
             // invalid_catalog_name
             "42P01" | "42703" | "42501" | "3F000" | "3D000" => Class::Setup,
+            UNCLAIMED => Class::Unclaimed,
             // in_failed_sql_transaction
             "25P02" => Class::Refused,
             code => match code.get(..2) {
@@ -328,7 +364,10 @@ fn refuses_commit(code: &str) -> bool {
     matches!(code, "40001" | "40P01" | "25P02" | "25P03" | "P0001") || code.starts_with("23")
 }
 
+/// What the triggers of enforced tables raise: a class that neither the standard nor PostgreSQL uses.
+pub(super) const UNCLAIMED: &str = "FN001";
+
 /// For the settings of timeouts, where 0 means none.
-fn milliseconds(timeout: Duration) -> i32 {
+pub(super) fn milliseconds(timeout: Duration) -> i32 {
     i32::try_from(timeout.as_millis()).unwrap_or(i32::MAX).max(1)
 }

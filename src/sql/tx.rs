@@ -8,6 +8,7 @@ use sqlx::Pool;
 use super::FenceError;
 use super::FenceOptions;
 use super::Isolation;
+use super::Policy;
 use super::backend::{FencedDatabase, NotCommitted, Route};
 use super::checkout::Checkout;
 use super::error::Step;
@@ -285,6 +286,23 @@ impl FenceOptions {
         }
     }
 
+    async fn claim_in<DB: FencedDatabase>(
+        &self,
+        checkout: &mut Checkout<DB>,
+        claim: &Claim,
+        route: Route,
+    ) -> Result<Verdict, sqlx::Error> {
+        let text = self.text::<DB>();
+        let verdict = checkout.advance(text, claim, route).await?;
+        if verdict == Verdict::Accepted
+            && self.policy == Policy::Strict
+            && !DB::spend(checkout.conn(), text, claim).await?
+        {
+            return Ok(Verdict::Stale { last_token: claim.token() });
+        }
+        Ok(verdict)
+    }
+
     /// One try. `claims` are in order.
     async fn begin_once<DB: FencedDatabase>(
         &self,
@@ -305,7 +323,7 @@ impl FenceOptions {
             if before.replace(claim) == Some(claim) {
                 continue;
             }
-            match checkout.advance(self.text::<DB>(), claim, route).await {
+            match self.claim_in(&mut checkout, claim, route).await {
                 Ok(Verdict::Accepted) => {}
                 Ok(Verdict::Stale { last_token }) => {
                     let partly = claims.iter().any(Claim::has_committed);

@@ -8,7 +8,11 @@ use sqlx::{Connection, SqlStr, Sqlite, SqliteConnection};
 use sqlx_core::transaction::TransactionManager;
 
 use self::guard::Guard;
-use super::backend::{Backend, Class, FencedDatabase, NotCommitted, Route, Stage};
+use super::backend::{
+    Backend, Class, FencedDatabase, NotCommitted, Route, Stage, Tried, UNCLAIMED, Written,
+};
+use super::scan::Dialect;
+use super::statement::Shape;
 use super::tables::{Text, sql};
 use super::{FenceOptions, Tables};
 use crate::{Claim, Resource, Token, Verdict};
@@ -33,6 +37,7 @@ const RAISE_OURS: usize = 7;
 const FIRST_OURS: usize = 8;
 const UNCLAIM: usize = 9;
 const GRANTED: usize = 10;
+const SPEND: usize = 11;
 
 macro_rules! raise {
     () => {
@@ -76,6 +81,7 @@ const TEMPLATES: &[&str] = &[
     concat!(first!(), and_permit!()),
     "DELETE FROM {prefix}claims",
     "SELECT token FROM {prefix}locks WHERE resource = ?1",
+    "UPDATE {prefix}marks SET last_spent = ?2 WHERE resource = ?1 AND last_spent < ?2",
 ];
 
 /// What a transaction of ours has left on its connection.
@@ -107,6 +113,8 @@ impl Backend for Sqlite {
 
     const SLOT: usize = 0;
     const QUOTE: char = '"';
+    const DIALECT: Dialect = Dialect::Sqlite;
+    const ONE_TRIP: bool = false;
     const TEMPLATES: &'static [&'static str] = TEMPLATES;
     const MIGRATIONS: &'static [&'static str] = &[include_str!("../schema/sqlite_0001.sql")];
     const TRANSACTIONAL_DDL: bool = true;
@@ -203,6 +211,36 @@ impl Backend for Sqlite {
         Ok(Verdict::Accepted)
     }
 
+    async fn spend<'a>(
+        conn: &'a mut SqliteConnection,
+        text: &'a Text,
+        claim: &'a Claim,
+    ) -> Result<bool, sqlx::Error> {
+        let spent =
+            sqlx::query(text.get(SPEND)).bind(claim.resource().as_str()).bind(claim.token().get());
+        Ok(spent.execute(conn).await?.rows_affected() > 0)
+    }
+
+    async fn perform<'a>(
+        conn: &'a mut SqliteConnection,
+        text: SqlStr,
+        arguments: Self::Arguments,
+    ) -> Result<Written, sqlx::Error> {
+        let result = sqlx::query_with(text, arguments).execute(conn).await?;
+        Ok(Written { rows: result.rows_affected(), last_insert_id: 0 })
+    }
+
+    async fn one_trip<'a>(
+        conn: &'a mut SqliteConnection,
+        options: &'a FenceOptions,
+        claim: &'a Claim,
+        shape: &'a Shape,
+        arguments: &'a Self::Arguments,
+    ) -> Result<Tried, sqlx::Error> {
+        let _ = (conn, options, claim, shape, arguments);
+        Ok(Tried::NotFresh)
+    }
+
     async fn commit<'a>(
         conn: &'a mut SqliteConnection,
         session: &'a mut Session,
@@ -294,6 +332,7 @@ impl Backend for Sqlite {
         let code = error.code().and_then(|code| code.parse().ok()).unwrap_or(0);
         match code {
             CONSTRAINT_COMMITHOOK => Class::Contended,
+            CONSTRAINT_TRIGGER if error.message().starts_with(UNCLAIMED) => Class::Unclaimed,
             5 => Class::TimedOut,
             code => match code & 0xff {
                 // BUSY_SNAPSHOT and others that do not wait, LOCKED
@@ -345,6 +384,9 @@ impl Backend for Sqlite {
 
 /// The commit hook said no: the transaction that was to be committed is not ours any more.
 const CONSTRAINT_COMMITHOOK: i64 = 531;
+
+/// What `RAISE(ABORT)` is, and how the message of our triggers begins.
+const CONSTRAINT_TRIGGER: i64 = 1811;
 
 /// What a failed COMMIT means. Where the transaction is still open it is rolled back first.
 async fn judge(
