@@ -57,11 +57,11 @@ pub trait Backend: sqlx::Database<Arguments: Clone + std::fmt::Debug + Sync> {
     ) -> impl Future<Output = Result<bool, sqlx::Error>> + Send + 'a;
 
     /// Runs a statement of the caller's.
-    fn perform<'a>(
-        conn: &'a mut Self::Connection,
+    fn perform(
+        conn: &mut Self::Connection,
         text: SqlStr,
         arguments: Self::Arguments,
-    ) -> impl Future<Output = Result<Written, sqlx::Error>> + Send + 'a;
+    ) -> impl Future<Output = Result<Written, sqlx::Error>> + Send + '_;
 
     /// Tries a fenced statement by itself, outside of a transaction, where
     /// [`ONE_TRIP`](Self::ONE_TRIP) says so.

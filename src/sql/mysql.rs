@@ -205,8 +205,8 @@ impl Backend for MySql {
         Ok(spent.execute(conn).await?.rows_affected() > 0)
     }
 
-    async fn perform<'a>(
-        conn: &'a mut MySqlConnection,
+    async fn perform(
+        conn: &mut MySqlConnection,
         text: SqlStr,
         arguments: Self::Arguments,
     ) -> Result<Written, sqlx::Error> {

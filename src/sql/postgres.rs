@@ -179,8 +179,8 @@ impl Backend for Postgres {
         Ok(spent.execute(conn).await?.rows_affected() > 0)
     }
 
-    async fn perform<'a>(
-        conn: &'a mut PgConnection,
+    async fn perform(
+        conn: &mut PgConnection,
         text: SqlStr,
         arguments: Self::Arguments,
     ) -> Result<Written, sqlx::Error> {

@@ -204,7 +204,8 @@ async fn i8_a_cancelled_statement_leaves_both_or_nothing<H: Forms>() {
             assert!(applied);
             break;
         }
-        assert_ne!(dropped.state(), ClaimState::Committed, "nobody said so");
+        // It may be dropped after the verdict, while its connection is tidied up.
+        assert!(applied || dropped.state() != ClaimState::Committed);
         let reset = claim(token + 2);
         let _ = H::set(&reset, 0, -5).execute(&pool).await.unwrap().applied(&reset).unwrap();
         assert!(polls < 500);

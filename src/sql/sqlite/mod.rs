@@ -221,8 +221,8 @@ impl Backend for Sqlite {
         Ok(spent.execute(conn).await?.rows_affected() > 0)
     }
 
-    async fn perform<'a>(
-        conn: &'a mut SqliteConnection,
+    async fn perform(
+        conn: &mut SqliteConnection,
         text: SqlStr,
         arguments: Self::Arguments,
     ) -> Result<Written, sqlx::Error> {
