@@ -51,20 +51,22 @@ pub(crate) use on_every_server;
 /// The same for bodies that are no futures, where no runtime is at hand.
 macro_rules! on_every_database_without_runtime {
     ($($(#[$meta:meta])* $body:ident),+ $(,)?) => {
-        mod sqlite_without_runtime {
-            $($(#[$meta])* #[test] fn $body() {
-                super::$body::<sqlx::Sqlite>();
-            })+
-        }
-        mod postgres_without_runtime {
-            $($(#[$meta])* #[test] fn $body() {
-                super::$body::<sqlx::Postgres>();
-            })+
-        }
-        mod mysql_without_runtime {
-            $($(#[$meta])* #[test] fn $body() {
-                super::$body::<sqlx::MySql>();
-            })+
+        mod without_runtime {
+            mod sqlite {
+                $($(#[$meta])* #[test] fn $body() {
+                    super::super::$body::<sqlx::Sqlite>();
+                })+
+            }
+            mod postgres {
+                $($(#[$meta])* #[test] fn $body() {
+                    super::super::$body::<sqlx::Postgres>();
+                })+
+            }
+            mod mysql {
+                $($(#[$meta])* #[test] fn $body() {
+                    super::super::$body::<sqlx::MySql>();
+                })+
+            }
         }
     };
 }
