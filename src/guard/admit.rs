@@ -7,6 +7,7 @@ use http::request::Parts;
 use http::{Extensions, HeaderMap, HeaderName, HeaderValue, Method};
 
 use super::X_FENCING_TOKEN;
+use super::observe::Observer;
 use super::refuse::{self, Reason};
 use super::resolve::Resolver;
 use crate::marks::{Check, Marks, MarksError, MarksErrorKind};
@@ -35,6 +36,7 @@ pub(super) struct Options {
     pub(super) hide_last_token: bool,
     pub(super) deferred: bool,
     pub(super) report_only: bool,
+    pub(super) observer: Observer,
 }
 
 pub(super) type PolicyOf = dyn Fn(&Parts) -> Policy + Send + Sync;
@@ -96,7 +98,10 @@ impl Config {
                 }
                 Err(problem) => problem,
             },
-            Ok(None) => return Ok(Admission::Unclaimed),
+            Ok(None) => {
+                self.options.observer.unclaimed();
+                return Ok(Admission::Unclaimed);
+            }
             // Only to say what it was about: the request is refused either way.
             Err(problem) => match self.resolver.resolve(parts) {
                 Ok(resource) => problem.with_resource(&resource),
@@ -139,7 +144,10 @@ impl Config {
             return Ok(());
         }
         match judge(&offer.claim, answer) {
-            Ok(()) => Ok(()),
+            Ok(()) => {
+                self.options.observer.accepted(&offer.claim);
+                Ok(())
+            }
             Err(reason) => self.refuse(reason).map_or(Ok(()), Err),
         }
     }
@@ -168,6 +176,9 @@ impl Config {
             ClaimState::Claimed => !offer.deferred || claim.has_committed(),
             _ => false,
         };
+        if offer.deferred {
+            self.count(claim, state, success);
+        }
         match (stands, success) {
             (true, _) => Conclusion::Accepted,
             (false, false) => Conclusion::Silent,
@@ -184,8 +195,23 @@ impl Config {
         }
     }
 
+    /// Counts what became of a write whose verdict was left to the handler.
+    fn count(&self, claim: &Claim, state: ClaimState, success: bool) {
+        let observer = &self.options.observer;
+        match (state, claim.last_token()) {
+            (ClaimState::Committed, _) => observer.accepted(claim),
+            (ClaimState::Stale, Some(last_token)) => {
+                observer.refused(&Problem::stale(claim, last_token), false);
+            }
+            // What is a success and must not be is counted as that.
+            _ if success => {}
+            _ => observer.given_up(claim),
+        }
+    }
+
     /// Tells of a refusal. `None` if that is all that is to be done.
     fn refuse(&self, reason: Reason) -> Option<Problem> {
+        self.options.observer.refused(&reason.problem, self.options.report_only);
         if self.options.report_only {
             refuse::report(&reason);
             return None;
@@ -256,6 +282,7 @@ impl Options {
             hide_last_token: false,
             deferred: false,
             report_only: false,
+            observer: Observer::new(),
         }
     }
 
@@ -287,6 +314,7 @@ impl fmt::Debug for Options {
             .field("hide_last_token", &self.hide_last_token)
             .field("deferred", &self.deferred)
             .field("report_only", &self.report_only)
+            .field("observer", &self.observer)
             .finish()
     }
 }

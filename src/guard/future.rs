@@ -9,6 +9,7 @@ use futures_core::future::BoxFuture;
 use http::{Request, Response};
 use pin_project_lite::pin_project;
 use tower_service::Service;
+use tracing::Span;
 
 use super::admit::{Conclusion, Config, Offer};
 use super::respond::{Documents, Refusal, Respond};
@@ -52,13 +53,15 @@ pub(super) struct Waiting<S, B> {
 pub(super) struct Echo {
     pub(super) offer: Offer,
     pub(super) config: Arc<Config>,
+    pub(super) span: Span,
 }
 
 impl Echo {
     /// Says in the response that the token was accepted, unless it turned out otherwise further in:
     /// in the handler's transaction. A success that is none does not go out.
     fn conclude<W: Respond<R>, R>(self, mut response: Response<R>) -> Response<R> {
-        let Self { offer, config } = self;
+        let Self { offer, config, span } = self;
+        let _in = span.enter();
         match config.conclude(&offer, is_success(&response)) {
             Conclusion::Accepted => {
                 response.headers_mut().insert(config.options.header.clone(), offer.text);
@@ -113,7 +116,10 @@ where
         loop {
             match state.as_mut().project() {
                 StateProj::Inner { future, echo } => {
-                    let response = ready!(future.poll(cx))?;
+                    let within = echo.as_ref().map(|echo| echo.span.enter());
+                    let polled = future.poll(cx);
+                    drop(within);
+                    let response = ready!(polled)?;
                     return Poll::Ready(Ok(match echo.take() {
                         Some(echo) => echo.conclude::<W, R>(response),
                         None => response,
@@ -121,14 +127,17 @@ where
                 }
                 StateProj::Waiting { waiting } => {
                     let Some(asked) = waiting else { return Poll::Pending };
-                    let answer = ready!(asked.check.as_mut().poll(cx));
+                    let answer = asked.echo.span.in_scope(|| asked.check.as_mut().poll(cx));
+                    let answer = ready!(answer);
                     let Some(asked) = waiting.take() else { return Poll::Pending };
                     let Waiting { mut service, request, echo, .. } = *asked;
+                    let within = echo.span.clone().entered();
                     if let Err(problem) = echo.config.judge(&echo.offer, answer) {
                         let refusal = Refusal::new(problem, request.headers());
                         return Poll::Ready(Ok(refusal.into_response::<W, R>()));
                     }
                     let future = service.call(request);
+                    drop(within);
                     state.set(State::Inner { future, echo: Some(echo) });
                 }
                 // Polled after its end, a future may stay pending, which is kinder than a panic.

@@ -203,6 +203,27 @@ impl<R, W> FenceLayer<R, W> {
         self
     }
 
+    /// Puts each resource into a class, for the labels of metrics: a few constants, so that no name
+    /// of a resource becomes a label. Without it the class is `all`.
+    ///
+    /// ```
+    /// use fencing::Resource;
+    /// use fencing::guard::FenceLayer;
+    /// use fencing::marks::MemoryMarks;
+    ///
+    /// let layer = FenceLayer::new(MemoryMarks::ephemeral()).class(|resource: &Resource| {
+    ///     if resource.starts_with("inventory:") { "inventory" } else { "other" }
+    /// });
+    /// # let _ = layer;
+    /// ```
+    pub fn class<F>(mut self, class: F) -> Self
+    where
+        F: Fn(&Resource) -> &'static str + Send + Sync + 'static,
+    {
+        self.options.observer.class = Some(Arc::new(class));
+        self
+    }
+
     /// Leaves the decision to the handler, which claims in the transaction of its write: level
     /// *transaction* with one check of the database for each request instead of two.
     ///

@@ -251,6 +251,7 @@ mod future;
 #[cfg(feature = "exclusive")]
 mod gate;
 mod layer;
+mod observe;
 mod plausible;
 mod refuse;
 mod resolve;

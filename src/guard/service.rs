@@ -9,6 +9,7 @@ use tower_service::Service;
 
 use super::admit::{Admission, Config};
 use super::future::{Echo, ResponseFuture, Waiting};
+use super::observe;
 use super::respond::{Documents, Refusal, Respond};
 use crate::Problem;
 use crate::marks::Check;
@@ -76,24 +77,24 @@ where
             }
             Err(problem) => return self.refuse(problem, &parts.headers),
         };
+        let span = observe::span(&offer.claim, &parts.headers);
+        let within = span.clone().entered();
         parts.extensions.insert(offer.claim.clone());
         let check = self.config.check(&offer, &mut parts.extensions);
         let request = Request::from_parts(parts, body);
-        match check {
-            Check::Ready(answer) => match self.config.judge(&offer, answer) {
-                Ok(()) => {
-                    let echo = Echo { offer, config: Arc::clone(&self.config) };
-                    ResponseFuture::inner(self.inner.call(request), Some(echo))
-                }
+        let echo = Echo { offer, config: Arc::clone(&self.config), span };
+        let future = match check {
+            Check::Ready(answer) => match self.config.judge(&echo.offer, answer) {
+                Ok(()) => ResponseFuture::inner(self.inner.call(request), Some(echo)),
                 Err(problem) => self.refuse(problem, request.headers()),
             },
-            Check::Pending(check) => ResponseFuture::waiting(Waiting {
-                check,
-                service: self.take_ready(),
-                request,
-                echo: Echo { offer, config: Arc::clone(&self.config) },
-            }),
-        }
+            Check::Pending(check) => {
+                let service = self.take_ready();
+                ResponseFuture::waiting(Waiting { check, service, request, echo })
+            }
+        };
+        drop(within);
+        future
     }
 }
 

@@ -78,6 +78,14 @@ impl Bounds {
         self.at_least(resource, now, |bound| bound.at_least >= token).is_some()
     }
 
+    /// When it was heard that it is above `token`, if that was heard.
+    #[cfg(feature = "metrics")]
+    pub(crate) fn heard_above(&self, resource: &Resource, token: Token) -> Option<Duration> {
+        let (hash, mut shard) = self.shard(resource);
+        let bound = shard.find(hash, resource, &self.hasher, self.generation)?;
+        (bound.at_least > token).then_some(bound.heard)
+    }
+
     /// A token that it is at or above, if one is known.
     fn at_least(
         &self,

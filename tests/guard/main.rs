@@ -16,6 +16,8 @@ mod gate;
 #[cfg(feature = "axum")]
 mod headers;
 mod logs;
+#[cfg(all(feature = "axum", feature = "metrics", feature = "exclusive", feature = "testing"))]
+mod observed;
 mod plain;
 mod plausible;
 mod readiness;

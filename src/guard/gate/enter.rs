@@ -8,7 +8,7 @@ use std::{error, fmt};
 use super::state::Turn;
 use super::visit::{Entering, Visit};
 use super::{Gate, GatePermit};
-use crate::guard::{admit, refuse};
+use crate::guard::{admit, observe, refuse};
 use crate::marks::{Check, Marks, MarksError, MarksErrorKind};
 use crate::{Claim, Problem, Verdict};
 
@@ -112,6 +112,8 @@ impl Gate {
             if let Poll::Ready(turn) = entering.as_mut().poll(cx) {
                 if patience.is_some() {
                     let waited = self.clock.elapsed().saturating_sub(started);
+                    let outcome = if turn.is_ok() { "entered" } else { "overtaken" };
+                    observe::gate_wait(outcome, waited);
                     tracing::debug!(
                         target: "fencing::guard",
                         resource = resource.as_str(),
@@ -127,6 +129,7 @@ impl Gate {
             }
             let patience = patience.get_or_insert_with(|| self.clock.sleep(self.drain_timeout));
             patience.as_mut().poll(cx).map(|()| {
+                observe::gate_wait("timed-out", self.drain_timeout);
                 let error = MarksError::new(MarksErrorKind::Contended);
                 Err(error.with_source(NotDrained(self.drain_timeout)))
             })
