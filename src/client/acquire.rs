@@ -319,7 +319,7 @@ fn draw() -> Result<OwnerToken, ClientError> {
     })
 }
 
-fn whole_ms(what: &str, duration: Duration) -> Result<u64, ClientError> {
+pub(super) fn whole_ms(what: &str, duration: Duration) -> Result<u64, ClientError> {
     match u64::try_from(duration.as_millis()) {
         Ok(0) => Err(ClientError::invalid(format!(
             "the {what} must be at least one millisecond, {what}=`{duration:?}`"

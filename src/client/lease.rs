@@ -12,6 +12,7 @@ use tokio::task::JoinHandle;
 
 use super::attach::attach;
 use super::error::{ClientError, ClientErrorKind};
+use super::grant::Grant;
 use super::lock_client::LockClient;
 use super::release::ReleaseOutcome;
 use super::renew::renew;
@@ -340,6 +341,34 @@ impl Lease {
     /// holds the lock, whatever the clocks say. The lease is lost at once.
     pub fn report_stale(&self) {
         self.held.lose(LostReason::Stale);
+    }
+
+    /// Stops the renewals and hands out the grant, to be renewed and released by whoever gets its
+    /// owner token. Whoever waits for the loss of the lease learns that it is
+    /// [`Released`](LostReason::Released): it is no lease any more.
+    ///
+    /// # Errors
+    ///
+    /// [`Lost`] when there is no grant to hand out.
+    pub fn into_grant(mut self) -> Result<Grant, Lost> {
+        // Without the task, dropping the lease releases nothing. What is lost the task gives back
+        // by itself.
+        let renewals = self.renewals.take();
+        let remaining = self.held.remaining();
+        self.held.check().map_err(|reason| self.held.lost(reason))?;
+        if !self.held.lose(LostReason::Released) {
+            let noted = *self.held.lost.borrow();
+            return Err(self.held.lost(noted.unwrap_or(LostReason::Released)));
+        }
+        if let Some(renewals) = renewals {
+            renewals.abort();
+        }
+        Ok(Grant {
+            claim: self.held.claim.clone(),
+            owner: self.held.owner.clone(),
+            owner_token: self.held.secret.clone(),
+            remaining,
+        })
     }
 
     /// Stops the renewals, then releases. Commit first: the next holder may write as soon as this

@@ -2,10 +2,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::error::{ClientError, ClientErrorKind};
+use super::grant::RenewOutcome;
 use super::lease::{Held, LostReason};
 use super::timing::{Backoff, Either, race, until};
-use crate::ProblemKind;
-use crate::lock::api::{LockView, RenewBody};
+use crate::lock::api::RenewBody;
 
 /// With less left than this no renewal is tried: its answer would hardly come in time.
 const LEAST_LEFT: Duration = Duration::from_millis(2);
@@ -65,7 +65,7 @@ async fn renew_until_lost(held: &Held, mut from: Duration, mut life: Duration) -
         }
         // Half of what is left, so that there is always time for another try.
         match once(held, (left / 2).min(held.client.timeout())).await {
-            Ok(Renewed::Until(lock)) => {
+            Ok(RenewOutcome::Renewed(lock)) => {
                 from = sent_at;
                 life = held.ttl.min(Duration::from_millis(lock.remaining_ms));
                 if let Err(reason) = held.extend(from.saturating_add(life)) {
@@ -74,7 +74,8 @@ async fn renew_until_lost(held: &Held, mut from: Duration, mut life: Duration) -
                 backoff.reset();
                 next = from.saturating_add(pause(life));
             }
-            Ok(Renewed::Lost(reason)) => return reason,
+            Ok(RenewOutcome::NotHeld) => return LostReason::NotHeld,
+            Ok(RenewOutcome::NotYours) => return LostReason::NotYours,
             Err(error) => {
                 tracing::debug!(resource = %held.claim.resource(), token = %held.claim.token(),
                     owner = %held.owner, %error, "a renewal failed and is tried again");
@@ -84,33 +85,22 @@ async fn renew_until_lost(held: &Held, mut from: Duration, mut life: Duration) -
     }
 }
 
-enum Renewed {
-    Until(LockView),
-    Lost(LostReason),
-}
-
 /// Renews once. Only what the endpoint itself says about the lease is a loss; everything else is
 /// an error that may pass.
-async fn once(held: &Held, limit: Duration) -> Result<Renewed, ClientError> {
+async fn once(held: &Held, limit: Duration) -> Result<RenewOutcome, ClientError> {
     let resource = held.claim.resource();
     let ttl_ms = u64::try_from(held.ttl.as_millis()).unwrap_or(u64::MAX);
     let body = RenewBody { owner_token: &held.secret, ttl_ms };
-    let answer = held.client.exchange(held.client.post(resource, "/renew", &body)?, limit).await?;
-    if answer.is(ProblemKind::NOT_HELD) {
-        return Ok(Renewed::Lost(LostReason::NotHeld));
+    let outcome = held.client.renew_once(resource, &body, limit).await?;
+    match &outcome {
+        RenewOutcome::Renewed(lock)
+            if lock.resource != *resource || lock.token != held.claim.token() =>
+        {
+            Err(ClientError::new(
+                ClientErrorKind::OutcomeUnknown,
+                "the answer is about another grant: check the proxies",
+            ))
+        }
+        _ => Ok(outcome),
     }
-    if answer.is(ProblemKind::NOT_YOURS) {
-        return Ok(Renewed::Lost(LostReason::NotYours));
-    }
-    if !answer.status.is_success() {
-        return Err(answer.into_error());
-    }
-    let lock: LockView = answer.json()?;
-    if lock.resource != *resource || lock.token != held.claim.token() {
-        return Err(ClientError::new(
-            ClientErrorKind::OutcomeUnknown,
-            "the answer is about another grant: check the proxies",
-        ));
-    }
-    Ok(Renewed::Until(lock))
 }

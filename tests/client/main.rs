@@ -8,6 +8,7 @@ mod attach;
 mod dropping;
 mod endpoint;
 mod fault;
+mod grant;
 mod real_time;
 mod release;
 mod renewal;
