@@ -56,15 +56,19 @@
 //! **The layer alone is not safe.** A check followed by a write is a race: token 33 passes the
 //! check and sleeps, 34 passes and writes, 33 wakes and writes. The layer is enough only where the
 //! effect of the handler cannot be overtaken. Elsewhere it is an early refusal, and the write
-//! itself has to be fenced: by [`FencedTx`](crate::sql) on the same marks. What one process alone
-//! owns, as files, stands behind a [`Gate`]: [`FenceLayer::exclusive`].
+//! itself has to be fenced: by [`FencedTx`](crate::sql) on the same marks. With it in the handler,
+//! say [`FenceLayer::deferred`]: the layer leaves the question to the transaction, and sees to it
+//! that it was asked. What one process alone owns, as files, stands behind a [`Gate`]:
+//! [`FenceLayer::exclusive`].
 //!
 //! **Claim first, then read.** A holder that reads, computes and writes must send its token with
 //! the read too, so that no older holder writes between. A read with a token raises the mark and
 //! is refused when it is stale; a read without one passes, and is no more than a look.
 //!
 //! Only marks that are shared by all who serve the resource protect it. Memory marks are those of
-//! one process and are forgotten when it ends: see [`MemoryMarks`](crate::marks::MemoryMarks).
+//! one process and are forgotten when it ends: [`SeededMarks`](crate::marks::SeededMarks) start
+//! again from what was granted. [`CachedMarks`](crate::marks::CachedMarks) keep a storm of stale
+//! requests from a database.
 //!
 //! # The answers
 //!
@@ -80,15 +84,59 @@
 //! | the store of marks does not answer | 503 `fence-unavailable` with `Retry-After` |
 //! | the store, or one waiting at a [`Gate`], gave up waiting for others | 503 `contended` with `Retry-After` |
 //! | it was cancelled for a newer one, see [`Gate::cancel_older`] | 500 `outcome-unknown` |
-//! | the fence is wired wrongly | 500 `misconfigured` |
+//! | the fence is wired wrongly, or under [`deferred`](FenceLayer::deferred) a handler answers with success and has committed nothing | 500 `misconfigured` |
+//!
+//! Which requests need a token is for [`FenceLayer::policy`] to say, method by method and route by
+//! route. For roll-out there is [`FenceLayer::report_only`]: it refuses nothing, and tells what it
+//! would refuse.
 //!
 //! Refusals are documents of `application/problem+json` (RFC 9457), with a [`Problem`](crate::Problem)
-//! in the extensions of the response, by which an outer layer can answer in its own words. The
-//! error of the service stays that of the inner one: a refusal is a response.
+//! in the extensions of the response, by which an outer layer can answer in its own words:
+//!
+//! ```
+//! # #[cfg(feature = "axum")]
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() {
+//! use axum::Router;
+//! use axum::middleware::map_response;
+//! use axum::response::{IntoResponse, Response};
+//! use axum::routing::put;
+//! use fencing::guard::FenceLayer;
+//! use fencing::marks::MemoryMarks;
+//! use fencing::{Problem, ProblemKind};
+//! use http::StatusCode;
+//!
+//! async fn in_our_words(response: Response) -> Response {
+//!     match response.extensions().get::<Problem>() {
+//!         Some(problem) if problem.kind() == ProblemKind::STALE_TOKEN => {
+//!             (StatusCode::CONFLICT, "somebody else took over").into_response()
+//!         }
+//!         _ => response,
+//!     }
+//! }
+//!
+//! let app: Router = Router::new()
+//!     .route("/inventory/{id}", put(|| async {}))
+//!     .route_layer(FenceLayer::new(MemoryMarks::ephemeral()).resource("inventory:item:{id}"))
+//!     .layer(map_response(in_our_words));
+//! # use tower::ServiceExt;
+//! # let set = |token: &str| {
+//! #     let request = http::Request::put("/inventory/1").header("x-fencing-token", token);
+//! #     app.clone().oneshot(request.body(axum::body::Body::empty()).unwrap())
+//! # };
+//! # assert_eq!(set("34").await.unwrap().status(), 200);
+//! # assert_eq!(set("33").await.unwrap().status(), 409);
+//! # }
+//! # #[cfg(not(feature = "axum"))]
+//! # fn main() {}
+//! ```
+//!
+//! The error of the service stays that of the inner one: a refusal is a response.
 //!
 //! Each refusal is one event of `tracing`, target `fencing::guard`, with the fields `resource`,
 //! `token`, `last_token` and `verdict` (the name of the answer): at INFO what the caller did, at
-//! WARN what the store did, at ERROR what the wiring did.
+//! WARN what the store did, at ERROR what the wiring did. `docs/observability.md` lists these, the
+//! span of each claim, and the numbers of the feature `metrics`.
 //!
 //! # The name of the resource
 //!
