@@ -212,7 +212,7 @@ impl<R, W> FenceLayer<R, W> {
     /// use fencing::marks::MemoryMarks;
     ///
     /// let layer = FenceLayer::new(MemoryMarks::ephemeral()).class(|resource: &Resource| {
-    ///     if resource.starts_with("inventory:") { "inventory" } else { "other" }
+    ///     if resource.as_str().starts_with("inventory:") { "inventory" } else { "other" }
     /// });
     /// # let _ = layer;
     /// ```
