@@ -3,6 +3,7 @@
 #![allow(
     clippy::clone_on_ref_ptr,
     clippy::expect_used,
+    clippy::future_not_send,
     clippy::panic,
     clippy::unwrap_used,
     unreachable_pub,
@@ -13,12 +14,17 @@
 #[path = "../sql/support.rs"]
 mod support;
 
+#[allow(dead_code)]
+#[path = "../sql/proxy.rs"]
+mod proxy;
+
 mod attacks;
 mod contract;
 mod fuzz;
 mod grants;
 mod hang_up;
 mod secrets;
+mod servers;
 mod site;
 mod sqlite;
 mod waiting;

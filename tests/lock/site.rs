@@ -8,7 +8,8 @@ use axum::Router;
 use axum::body::Body;
 use fencing::Token;
 use fencing::clock::Clock;
-use fencing::lock::{Endpoint, LockDatabase, LockStore, MemoryLocks, SqlLocks};
+use fencing::lock::rules::Ask;
+use fencing::lock::{Endpoint, LockDatabase, LockStore, MemoryLocks, OwnerToken, SqlLocks};
 use fencing::testing::ManualClock;
 use futures_core::future::BoxFuture;
 use http::{HeaderMap, Method, Request, StatusCode};
@@ -26,6 +27,8 @@ pub struct Site {
     pub clock: ManualClock,
     pub store: Arc<dyn LockStore>,
     lift: Lift,
+    /// On a server, the pool of the store.
+    pool: Option<Box<dyn Any + Send + Sync>>,
     /// Goes when the test ends.
     _place: Box<dyn Any + Send + Sync>,
 }
@@ -132,7 +135,9 @@ impl Site {
         let other = ManualClock::new();
         other.set_epoch_ms(ManualClock::START_EPOCH_MS + 180_000);
         let locks = SqlLocks::new(pool.clone()).await.unwrap().with_clock(Arc::new(other));
-        Self::over(Arc::new(locks), clock, lift(pool), Box::new(db))
+        let mut site = Self::over(Arc::new(locks), clock, lift(pool.clone()), Box::new(db));
+        site.pool = Some(Box::new(pool));
+        site
     }
 
     fn over(
@@ -142,7 +147,27 @@ impl Site {
         place: Box<dyn Any + Send + Sync>,
     ) -> Self {
         let app = nest(Endpoint::new(Arc::clone(&store)), &clock);
-        Self { app, clock, store, lift, _place: place }
+        Self { app, clock, store, lift, pool: None, _place: place }
+    }
+
+    /// Runs a statement on every connection the store has, or will have.
+    pub async fn with_every_connection<H: Timed>(self, sql: &str) -> Self {
+        let pool: &Pool<H> = self.pool.as_ref().unwrap().downcast_ref().unwrap();
+        let mut all = Vec::new();
+        for _ in 0..4 {
+            all.push(pool.acquire().await.unwrap());
+        }
+        for conn in &mut all {
+            H::run(conn, sql).await.unwrap();
+        }
+        drop(all);
+        self
+    }
+
+    /// What a statement finds on a connection of the store.
+    pub async fn number<H: Timed>(&self, sql: &str) -> i64 {
+        let pool: &Pool<H> = self.pool.as_ref().unwrap().downcast_ref().unwrap();
+        H::number(&mut pool.acquire().await.unwrap(), sql).await.unwrap().unwrap()
     }
 
     /// Another endpoint over the same store, built differently.
@@ -175,10 +200,7 @@ impl Site {
     }
 
     pub async fn release(&self, resource: &str, owner: &str) -> Answer {
-        let request = Request::delete(format!("/locks/{resource}"))
-            .header("x-lock-owner-token", secret(owner))
-            .body(Body::empty());
-        send(&self.app, request.unwrap()).await
+        release(&self.app, resource, owner).await
     }
 
     pub async fn show(&self, resource: &str) -> Answer {
@@ -195,6 +217,44 @@ impl Site {
 fn nest(endpoint: Endpoint, clock: &ManualClock) -> Router {
     let endpoint = endpoint.with_clock(Arc::new(clock.clone()));
     Router::new().nest("/locks", endpoint.router())
+}
+
+/// An endpoint over a store, on the system's clock.
+pub fn app(store: impl LockStore) -> Router {
+    Router::new().nest("/locks", Endpoint::new(store).router())
+}
+
+/// Acquires for a minute, for `owner` with the owner token `secret(owner)`.
+pub async fn take(app: &Router, resource: &str, owner: &str) -> Answer {
+    let body = json!({ "owner": owner, "ttl_seconds": 60, "owner_token": secret(owner) });
+    post(app, &format!("/locks/{resource}"), body).await
+}
+
+pub async fn release(app: &Router, resource: &str, owner: &str) -> Answer {
+    let request = Request::delete(format!("/locks/{resource}"))
+        .header("x-lock-owner-token", secret(owner))
+        .body(Body::empty());
+    send(app, request.unwrap()).await
+}
+
+/// What [`take`] asks a store for.
+pub fn ask(owner: &str) -> Ask {
+    Ask {
+        owner: owner.into(),
+        owner_token_hash: secret(owner).parse::<OwnerToken>().unwrap().hash(),
+        ttl: Duration::from_secs(60),
+        max_hold: None,
+    }
+}
+
+/// Waits for a condition, with a bound.
+pub async fn until(what: &str, condition: impl AsyncFn() -> bool) {
+    let reached = async {
+        while !condition().await {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    };
+    assert!(tokio::time::timeout(Duration::from_secs(30), reached).await.is_ok(), "{what}");
 }
 
 /// An owner token for a label.

@@ -7,18 +7,16 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use axum::Router;
 use fencing::Resource;
-use fencing::lock::rules::Ask;
-use fencing::lock::{Acquired, Endpoint, LockStore, OwnerToken, SqlLocks, SqlLocksErrorKind};
+use fencing::lock::{Acquired, LockStore, SqlLocks, SqlLocksErrorKind};
 use fencing::sql::{FenceOptions, Tables};
 use fencing::testing::ManualClock;
 use serde_json::json;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous};
-use sqlx::{ConnectOptions, Connection, Sqlite, SqliteConnection, SqlitePool};
+use sqlx::{ConnectOptions, Connection, SqliteConnection, SqlitePool};
 use tempfile::TempDir;
 
-use crate::site::{Answer, post, secret};
+use crate::site::{app, ask, post, secret, take, until};
 
 fn at(directory: &Path) -> SqliteConnectOptions {
     SqliteConnectOptions::new().filename(directory.join("locks.db")).create_if_missing(true)
@@ -33,24 +31,6 @@ async fn impatient(directory: &TempDir, busy: Duration) -> SqlitePool {
     drop(SqlLocks::open(at(directory.path())).await.unwrap());
     let options = at(directory.path()).synchronous(SqliteSynchronous::Full).busy_timeout(busy);
     SqlitePoolOptions::new().max_connections(1).connect_with(options).await.unwrap()
-}
-
-fn app(locks: SqlLocks<Sqlite>) -> Router {
-    Router::new().nest("/locks", Endpoint::new(locks).router())
-}
-
-async fn take(app: &Router, resource: &str, owner: &str) -> Answer {
-    let body = json!({ "owner": owner, "ttl_seconds": 60, "owner_token": secret(owner) });
-    post(app, &format!("/locks/{resource}"), body).await
-}
-
-fn ask(owner: &str) -> Ask {
-    Ask {
-        owner: owner.into(),
-        owner_token_hash: secret(owner).parse::<OwnerToken>().unwrap().hash(),
-        ttl: Duration::from_secs(60),
-        max_hold: None,
-    }
 }
 
 /// Start-up refuses what may forget a token: an in-memory database, and commits not synced.
@@ -171,7 +151,7 @@ async fn the_clock_is_read_after_the_locks() {
         let app = app.clone();
         async move { take(&app, "job", "a").await }
     });
-    until("the step has its connection", || pool.num_idle() < pool.size() as usize).await;
+    until("the step has its connection", async || pool.num_idle() < pool.size() as usize).await;
     // Long enough to have begun; the answer is the same if it has not.
     tokio::time::sleep(Duration::from_millis(50)).await;
     clock.advance(Duration::from_secs(7));
@@ -198,7 +178,7 @@ async fn i2_a_bump_or_purge_that_comes_first_counts() {
             let app = app.clone();
             async move { take(&app, &format!("job-{owner}"), owner).await }
         });
-        until("the step has its connection", || pool.num_idle() < pool.size() as usize).await;
+        until("the step has its connection", async || pool.num_idle() < pool.size() as usize).await;
         first.commit().await.unwrap();
         assert_eq!(waiting.await.unwrap().granted_token(), expected);
     }
@@ -266,7 +246,7 @@ async fn a_step_waits_for_another_writer() {
             tokio::spawn(async move { take(&app, &format!("job-{n}"), "a").await })
         })
         .collect();
-    until("a step has its connection", || pool.num_idle() < pool.size() as usize).await;
+    until("a step has its connection", async || pool.num_idle() < pool.size() as usize).await;
     tokio::time::sleep(Duration::from_millis(300)).await;
     assert!(tasks.iter().all(|task| !task.is_finished()));
     held.commit().await.unwrap();
@@ -385,13 +365,4 @@ async fn poll_times<T>(future: impl Future<Output = T>, polls: usize) -> bool {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     false
-}
-
-async fn until(what: &str, condition: impl Fn() -> bool + Send + Sync) {
-    let reached = async {
-        while !condition() {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
-    };
-    assert!(tokio::time::timeout(Duration::from_secs(30), reached).await.is_ok(), "{what}");
 }
