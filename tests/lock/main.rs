@@ -25,6 +25,7 @@ mod grants;
 mod hang_up;
 mod secrets;
 mod servers;
+mod settings;
 mod site;
 mod sqlite;
 mod waiting;
