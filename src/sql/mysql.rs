@@ -117,24 +117,24 @@ impl Backend for MySql {
         ("marks", "updated_at", "bigint"),
         ("locks", "resource", "varbinary"),
         ("locks", "token", "bigint"),
-        ("locks", "owner", "varchar"),
-        ("locks", "owner_token_hash", "varbinary"),
-        ("locks", "acquired_at", "bigint"),
-        ("locks", "expires_at", "bigint"),
-        ("locks", "hold_until", "bigint"),
-        ("locks", "released_at", "bigint"),
+        ("locks", "owner", "varchar nullable"),
+        ("locks", "owner_token_hash", "varbinary nullable"),
+        ("locks", "acquired_at", "bigint nullable"),
+        ("locks", "expires_at", "bigint nullable"),
+        ("locks", "hold_until", "bigint nullable"),
+        ("locks", "released_at", "bigint nullable"),
         ("floor", "id", "int"),
         ("floor", "floor", "bigint"),
         ("floor", "epoch", "bigint"),
         ("audit", "id", "bigint"),
         ("audit", "at", "bigint"),
         ("audit", "event", "varchar"),
-        ("audit", "resource", "varbinary"),
-        ("audit", "token", "bigint"),
-        ("audit", "owner", "varchar"),
-        ("audit", "actor", "text"),
-        ("audit", "approved_by", "text"),
-        ("audit", "reason", "text"),
+        ("audit", "resource", "varbinary nullable"),
+        ("audit", "token", "bigint nullable"),
+        ("audit", "owner", "varchar nullable"),
+        ("audit", "actor", "text nullable"),
+        ("audit", "approved_by", "text nullable"),
+        ("audit", "reason", "text nullable"),
         ("schema", "version", "bigint"),
         ("schema", "applied_at", "bigint"),
     ];
@@ -357,6 +357,7 @@ impl Backend for MySql {
         sqlx::query_as(
             "SELECT CAST(c.table_name AS CHAR), CAST(c.column_name AS CHAR), \
              CAST(CONCAT(c.data_type, IF(c.column_type LIKE '%unsigned%', ' unsigned', ''), \
+             IF(c.is_nullable = 'YES', ' nullable', ''), \
              IF(t.engine = 'InnoDB', '', ' without innodb')) AS CHAR) \
              FROM information_schema.columns c JOIN information_schema.tables t \
              ON t.table_schema = c.table_schema AND t.table_name = c.table_name \

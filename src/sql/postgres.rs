@@ -78,28 +78,28 @@ impl Backend for Postgres {
         ("marks", "last_token", "bigint"),
         ("marks", "last_spent", "bigint"),
         ("marks", "seq", "bigint"),
-        ("marks", "claim_xid", "xid8"),
+        ("marks", "claim_xid", "xid8 nullable"),
         ("marks", "updated_at", "bigint"),
         ("locks", "resource", "text"),
         ("locks", "token", "bigint"),
-        ("locks", "owner", "text"),
-        ("locks", "owner_token_hash", "bytea"),
-        ("locks", "acquired_at", "bigint"),
-        ("locks", "expires_at", "bigint"),
-        ("locks", "hold_until", "bigint"),
-        ("locks", "released_at", "bigint"),
+        ("locks", "owner", "text nullable"),
+        ("locks", "owner_token_hash", "bytea nullable"),
+        ("locks", "acquired_at", "bigint nullable"),
+        ("locks", "expires_at", "bigint nullable"),
+        ("locks", "hold_until", "bigint nullable"),
+        ("locks", "released_at", "bigint nullable"),
         ("floor", "id", "integer"),
         ("floor", "floor", "bigint"),
         ("floor", "epoch", "bigint"),
         ("audit", "id", "bigint"),
         ("audit", "at", "bigint"),
         ("audit", "event", "text"),
-        ("audit", "resource", "text"),
-        ("audit", "token", "bigint"),
-        ("audit", "owner", "text"),
-        ("audit", "actor", "text"),
-        ("audit", "approved_by", "text"),
-        ("audit", "reason", "text"),
+        ("audit", "resource", "text nullable"),
+        ("audit", "token", "bigint nullable"),
+        ("audit", "owner", "text nullable"),
+        ("audit", "actor", "text nullable"),
+        ("audit", "approved_by", "text nullable"),
+        ("audit", "reason", "text nullable"),
         ("schema", "version", "bigint"),
         ("schema", "applied_at", "bigint"),
     ];
@@ -317,7 +317,7 @@ impl Backend for Postgres {
         // An unlogged table is emptied by a crash: marks would fall.
         sqlx::query_as(
             "SELECT c.relname::text, a.attname::text, format_type(a.atttypid, a.atttypmod) || \
-             CASE c.relpersistence WHEN 'p' THEN '' ELSE ' unlogged' END \
+             CASE WHEN a.attnotnull THEN '' ELSE ' nullable' END || CASE c.relpersistence WHEN 'p' THEN '' ELSE ' unlogged' END \
              FROM pg_catalog.pg_class c \
              JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
              JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid \

@@ -87,6 +87,7 @@ async fn case_25_counts_of_rows_decide_nothing() {
 async fn case_3_changed_tables_are_named_at_start() {
     for (change, says) in [
         ("MODIFY last_token BIGINT UNSIGNED NOT NULL", "unsigned"),
+        ("MODIFY seq BIGINT DEFAULT 1", "nullable"),
         ("ENGINE = MyISAM", "without innodb"),
         ("MODIFY resource VARCHAR(255) NOT NULL", "varchar"),
     ] {

@@ -125,6 +125,25 @@ async fn marks_are_never_unlogged() {
     assert!(error.to_string().contains("unlogged"), "{error}");
 }
 
+/// A column that may be null compares with nothing, and a wider type is not read back.
+#[tokio::test]
+async fn case_3_changed_columns_are_named_at_start() {
+    for (change, says) in
+        [("seq DROP NOT NULL", "bigint nullable"), ("last_token TYPE numeric", "numeric")]
+    {
+        let db = Db::<Postgres>::with_stock().await;
+        let pool = db.pool(1).await;
+        let mut conn = pool.acquire().await.unwrap();
+        run(&mut conn, &format!("ALTER TABLE fencing_marks ALTER {change}")).await.unwrap();
+        drop(conn);
+        for error in [sql::verify(&pool).await.unwrap_err(), sql::migrate(&pool).await.unwrap_err()]
+        {
+            assert_eq!(error.kind(), MigrateErrorKind::Shape, "{change}: {error:?}");
+            assert!(error.to_string().contains(says), "{error}");
+        }
+    }
+}
+
 #[tokio::test]
 async fn the_tables_may_lie_in_another_schema() {
     let (db, other) = (Db::<Postgres>::with_stock().await, Db::<Postgres>::empty().await);

@@ -128,12 +128,12 @@ impl Backend for Sqlite {
         ("claims", "token", "INTEGER"),
         ("locks", "resource", "TEXT"),
         ("locks", "token", "INTEGER"),
-        ("locks", "owner", "TEXT"),
-        ("locks", "owner_token_hash", "BLOB"),
-        ("locks", "acquired_at", "INTEGER"),
-        ("locks", "expires_at", "INTEGER"),
-        ("locks", "hold_until", "INTEGER"),
-        ("locks", "released_at", "INTEGER"),
+        ("locks", "owner", "TEXT nullable"),
+        ("locks", "owner_token_hash", "BLOB nullable"),
+        ("locks", "acquired_at", "INTEGER nullable"),
+        ("locks", "expires_at", "INTEGER nullable"),
+        ("locks", "hold_until", "INTEGER nullable"),
+        ("locks", "released_at", "INTEGER nullable"),
         ("floor", "id", "INTEGER"),
         ("floor", "floor", "INTEGER"),
         ("floor", "epoch", "INTEGER"),
@@ -141,12 +141,12 @@ impl Backend for Sqlite {
         ("audit", "id", "INTEGER"),
         ("audit", "at", "INTEGER"),
         ("audit", "event", "TEXT"),
-        ("audit", "resource", "TEXT"),
-        ("audit", "token", "INTEGER"),
-        ("audit", "owner", "TEXT"),
-        ("audit", "actor", "TEXT"),
-        ("audit", "approved_by", "TEXT"),
-        ("audit", "reason", "TEXT"),
+        ("audit", "resource", "TEXT nullable"),
+        ("audit", "token", "INTEGER nullable"),
+        ("audit", "owner", "TEXT nullable"),
+        ("audit", "actor", "TEXT nullable"),
+        ("audit", "approved_by", "TEXT nullable"),
+        ("audit", "reason", "TEXT nullable"),
         ("schema", "version", "INTEGER"),
         ("schema", "applied_at", "INTEGER"),
     ];
@@ -362,7 +362,7 @@ impl Backend for Sqlite {
         tables: &'a Tables,
     ) -> Result<Vec<(String, String, String)>, sqlx::Error> {
         sqlx::query_as(
-            "SELECT t.name, c.name, c.type FROM sqlite_schema AS t, pragma_table_info(t.name) AS c \
+            "SELECT t.name, c.name, c.type || iif(c.\"notnull\", '', ' nullable') FROM sqlite_schema AS t, pragma_table_info(t.name) AS c \
              WHERE t.type = 'table' AND substr(t.name, 1, length(?1)) = ?1",
         )
         .bind(tables.prefix())
