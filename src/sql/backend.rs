@@ -2,8 +2,9 @@ use std::fmt;
 use std::future::Future;
 
 use sqlx::SqlStr;
-use sqlx::error::DatabaseError;
+use sqlx::error::{BoxDynError, DatabaseError};
 
+use super::column::Column;
 use super::scan::Dialect;
 use super::statement::Shape;
 use super::tables::Text;
@@ -62,6 +63,41 @@ pub trait Backend: sqlx::Database<Arguments: Clone + std::fmt::Debug + Sync> {
         text: SqlStr,
         arguments: Self::Arguments,
     ) -> impl Future<Output = Result<Written, sqlx::Error>> + Send + '_;
+
+    /// Adds an integer to the arguments of a statement.
+    fn add(arguments: &mut Self::Arguments, value: i64) -> Result<(), BoxDynError>;
+
+    /// The first column of the first row of a query. It must not be null.
+    fn fetch_number(
+        conn: &mut Self::Connection,
+        text: SqlStr,
+        arguments: Self::Arguments,
+    ) -> impl Future<Output = Result<Option<i64>, sqlx::Error>> + Send + '_;
+
+    /// What stands around the new mark of a row in an UPDATE, so that [`found`](Self::found) can
+    /// tell whether it found the row.
+    const MARKED: (&'static str, &'static str) = ("", "");
+    /// At the end of a query that reads a row as it is committed.
+    const READ_NEWEST: &'static str = "";
+
+    /// Whether an UPDATE of one row found it.
+    fn found(written: Written) -> bool {
+        written.rows > 0
+    }
+
+    /// What is known of the column `token` of a table of the user's. `None`: it is not there.
+    fn column<'a>(
+        conn: &'a mut Self::Connection,
+        schema: Option<&'a str>,
+        table: &'a str,
+        key: &'a str,
+        token: &'a str,
+    ) -> impl Future<Output = Result<Option<Column>, sqlx::Error>> + Send + 'a;
+
+    /// Whether a token fits into a column of this type.
+    fn is_bigint(kind: &str) -> bool {
+        kind == "bigint"
+    }
 
     /// Tries a fenced statement by itself, outside of a transaction, where
     /// [`ONE_TRIP`](Self::ONE_TRIP) says so.

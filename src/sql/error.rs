@@ -2,6 +2,7 @@ use std::error::Error as StdError;
 use std::fmt;
 
 use super::backend::{Class, NotCommitted};
+use super::column::InvalidColumn;
 use super::scan::InvalidSql;
 use crate::{Claim, Problem, ProblemKind, Token};
 
@@ -117,6 +118,12 @@ impl FenceError {
     /// The text of a statement, an expression or a name that cannot be used.
     pub(crate) fn invalid(invalid: InvalidSql) -> Self {
         Self::misconfigured("the text given for a fenced write cannot be used: see the source")
+            .with_source(invalid)
+    }
+
+    /// The column form on a column that cannot be used for it.
+    pub(crate) fn invalid_column(invalid: InvalidColumn) -> Self {
+        Self::misconfigured("the table given for the column form cannot be used: see the source")
             .with_source(invalid)
     }
 

@@ -3,6 +3,7 @@
 pub(crate) mod backend;
 pub(crate) mod checkout;
 mod claims;
+mod column;
 pub(crate) mod error;
 mod marks;
 mod migrate;
@@ -21,6 +22,7 @@ mod tx;
 
 pub use self::backend::FencedDatabase;
 pub use self::claims::{advance, claim, raise_floor};
+pub use self::column::{ColumnKey, ColumnMarks, ColumnOutcome, ColumnUpdate, FencedColumn};
 pub use self::error::{FenceError, FenceErrorKind};
 pub use self::marks::SqlMarks;
 pub use self::migrate::{MigrateError, MigrateErrorKind, Migration, migrate, migrations, verify};

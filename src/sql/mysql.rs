@@ -6,14 +6,15 @@
 
 use std::time::Duration;
 
-use sqlx::error::DatabaseError;
+use sqlx::error::{BoxDynError, DatabaseError};
 use sqlx::mysql::MySqlDatabaseError;
-use sqlx::{MySql, MySqlConnection, SqlStr};
+use sqlx::{Arguments as _, MySql, MySqlConnection, SqlStr};
 use sqlx_core::transaction::TransactionManager;
 
 use super::backend::{
     Backend, Class, FencedDatabase, NotCommitted, Route, Stage, Tried, UNCLAIMED, Written,
 };
+use super::column::Column;
 use super::scan::Dialect;
 use super::statement::Shape;
 use super::tables::{Text, sql};
@@ -212,6 +213,55 @@ impl Backend for MySql {
     ) -> Result<Written, sqlx::Error> {
         let result = sqlx::query_with(text, arguments).execute(conn).await?;
         Ok(Written { rows: result.rows_affected(), last_insert_id: result.last_insert_id() })
+    }
+
+    /// Whatever `found_rows` says, and a proxy: the value of `LAST_INSERT_ID(expr)` comes back only
+    /// when it was evaluated, for a row that was found.
+    const MARKED: (&'static str, &'static str) = ("LAST_INSERT_ID(", ")");
+    const READ_NEWEST: &'static str = " LOCK IN SHARE MODE";
+
+    fn found(written: Written) -> bool {
+        written.last_insert_id > 0
+    }
+
+    fn add(arguments: &mut Self::Arguments, value: i64) -> Result<(), BoxDynError> {
+        arguments.add(value)
+    }
+
+    async fn fetch_number(
+        conn: &mut MySqlConnection,
+        text: SqlStr,
+        arguments: Self::Arguments,
+    ) -> Result<Option<i64>, sqlx::Error> {
+        sqlx::query_scalar_with(text, arguments).fetch_optional(conn).await
+    }
+
+    async fn column<'a>(
+        conn: &'a mut MySqlConnection,
+        schema: Option<&'a str>,
+        table: &'a str,
+        key: &'a str,
+        token: &'a str,
+    ) -> Result<Option<Column>, sqlx::Error> {
+        let found: Option<(String, bool, bool)> = sqlx::query_as(
+            "SELECT CAST(CONCAT(c.data_type, IF(c.column_type LIKE '%unsigned%', ' unsigned', ''), \
+             IF(t.engine = 'InnoDB', '', ' without innodb')) AS CHAR), c.is_nullable = 'NO', \
+             EXISTS (SELECT 1 FROM information_schema.statistics i \
+             WHERE i.table_schema = c.table_schema AND i.table_name = c.table_name \
+             AND i.non_unique = 0 GROUP BY i.index_name \
+             HAVING COUNT(*) = 1 AND MAX(i.column_name) = ?) \
+             FROM information_schema.columns c JOIN information_schema.tables t \
+             ON t.table_schema = c.table_schema AND t.table_name = c.table_name \
+             WHERE c.table_schema = COALESCE(?, DATABASE()) AND c.table_name = ? \
+             AND c.column_name = ?",
+        )
+        .bind(key)
+        .bind(schema)
+        .bind(table)
+        .bind(token)
+        .fetch_optional(conn)
+        .await?;
+        Ok(found.map(|(kind, not_null, unique_key)| Column { kind, not_null, unique_key }))
     }
 
     async fn one_trip<'a>(

@@ -3,11 +3,12 @@
 
 use std::time::Duration;
 
-use sqlx::error::DatabaseError;
-use sqlx::{PgConnection, Postgres, SqlStr};
+use sqlx::error::{BoxDynError, DatabaseError};
+use sqlx::{Arguments as _, PgConnection, Postgres, SqlStr};
 use sqlx_core::transaction::TransactionManager;
 
 use super::backend::{Backend, Class, FencedDatabase, NotCommitted, Route, Stage, Tried, Written};
+use super::column::Column;
 use super::scan::Dialect;
 use super::statement::{self, Shape};
 use super::tables::{Text, sql};
@@ -186,6 +187,46 @@ impl Backend for Postgres {
     ) -> Result<Written, sqlx::Error> {
         let result = sqlx::query_with(text, arguments).execute(conn).await?;
         Ok(Written { rows: result.rows_affected(), last_insert_id: 0 })
+    }
+
+    fn add(arguments: &mut Self::Arguments, value: i64) -> Result<(), BoxDynError> {
+        arguments.add(value)
+    }
+
+    async fn fetch_number(
+        conn: &mut PgConnection,
+        text: SqlStr,
+        arguments: Self::Arguments,
+    ) -> Result<Option<i64>, sqlx::Error> {
+        sqlx::query_scalar_with(text, arguments).fetch_optional(conn).await
+    }
+
+    async fn column<'a>(
+        conn: &'a mut PgConnection,
+        schema: Option<&'a str>,
+        table: &'a str,
+        key: &'a str,
+        token: &'a str,
+    ) -> Result<Option<Column>, sqlx::Error> {
+        let name = match schema {
+            Some(schema) => format!("\"{schema}\".\"{table}\""),
+            None => format!("\"{table}\""),
+        };
+        let found: Option<(String, bool, bool)> = sqlx::query_as(
+            "SELECT format_type(t.atttypid, t.atttypmod), t.attnotnull, EXISTS ( \
+             SELECT 1 FROM pg_catalog.pg_index i JOIN pg_catalog.pg_attribute k \
+             ON k.attrelid = i.indrelid AND k.attnum = i.indkey[0] \
+             WHERE i.indrelid = t.attrelid AND k.attname = $3 AND i.indisunique AND i.indisvalid \
+             AND i.indnkeyatts = 1 AND i.indpred IS NULL) \
+             FROM pg_catalog.pg_attribute t WHERE t.attrelid = to_regclass($1) \
+             AND t.attname = $2 AND t.attnum > 0 AND NOT t.attisdropped",
+        )
+        .bind(name)
+        .bind(token)
+        .bind(key)
+        .fetch_optional(conn)
+        .await?;
+        Ok(found.map(|(kind, not_null, unique_key)| Column { kind, not_null, unique_key }))
     }
 
     async fn one_trip<'a>(

@@ -58,7 +58,6 @@ impl Piece<'_> {
 pub struct InvalidSql(Reason);
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[allow(dead_code, reason = "the column form will")]
 pub(crate) enum Reason {
     Semicolon,
     Comment,

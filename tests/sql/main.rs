@@ -7,6 +7,7 @@
 mod support;
 
 mod cancellation;
+mod column;
 mod contract;
 mod death;
 mod forms;

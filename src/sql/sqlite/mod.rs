@@ -3,14 +3,15 @@
 
 mod guard;
 
-use sqlx::error::DatabaseError;
-use sqlx::{Connection, SqlStr, Sqlite, SqliteConnection};
+use sqlx::error::{BoxDynError, DatabaseError};
+use sqlx::{Arguments as _, Connection, SqlStr, Sqlite, SqliteConnection};
 use sqlx_core::transaction::TransactionManager;
 
 use self::guard::Guard;
 use super::backend::{
     Backend, Class, FencedDatabase, NotCommitted, Route, Stage, Tried, UNCLAIMED, Written,
 };
+use super::column::Column;
 use super::scan::Dialect;
 use super::statement::Shape;
 use super::tables::{Text, sql};
@@ -228,6 +229,49 @@ impl Backend for Sqlite {
     ) -> Result<Written, sqlx::Error> {
         let result = sqlx::query_with(text, arguments).execute(conn).await?;
         Ok(Written { rows: result.rows_affected(), last_insert_id: 0 })
+    }
+
+    fn is_bigint(kind: &str) -> bool {
+        // What gives a column the affinity INTEGER, <https://sqlite.org/datatype3.html>.
+        kind.to_ascii_uppercase().contains("INT")
+    }
+
+    fn add(arguments: &mut Self::Arguments, value: i64) -> Result<(), BoxDynError> {
+        arguments.add(value)
+    }
+
+    async fn fetch_number(
+        conn: &mut SqliteConnection,
+        text: SqlStr,
+        arguments: Self::Arguments,
+    ) -> Result<Option<i64>, sqlx::Error> {
+        sqlx::query_scalar_with(text, arguments).fetch_optional(conn).await
+    }
+
+    async fn column<'a>(
+        conn: &'a mut SqliteConnection,
+        schema: Option<&'a str>,
+        table: &'a str,
+        key: &'a str,
+        token: &'a str,
+    ) -> Result<Option<Column>, sqlx::Error> {
+        let found: Option<(String, bool, bool)> = sqlx::query_as(
+            "SELECT t.type, t.\"notnull\", EXISTS (SELECT 1 FROM pragma_table_info(?1, ?2) AS k \
+             WHERE k.name = ?3 AND k.pk = 1 \
+             AND NOT EXISTS (SELECT 1 FROM pragma_table_info(?1, ?2) AS o WHERE o.pk = 2)) \
+             OR EXISTS (SELECT 1 FROM pragma_index_list(?1, ?2) AS i \
+             WHERE i.\"unique\" AND NOT i.partial \
+             AND (SELECT count(*) FROM pragma_index_info(i.name, ?2)) = 1 \
+             AND (SELECT name FROM pragma_index_info(i.name, ?2)) = ?3) \
+             FROM pragma_table_info(?1, ?2) AS t WHERE t.name = ?4",
+        )
+        .bind(table)
+        .bind(schema.unwrap_or("main"))
+        .bind(key)
+        .bind(token)
+        .fetch_optional(conn)
+        .await?;
+        Ok(found.map(|(kind, not_null, unique_key)| Column { kind, not_null, unique_key }))
     }
 
     async fn one_trip<'a>(

@@ -238,7 +238,7 @@ impl<DB: FencedDatabase> Run<'_, DB> {
     /// `None` when others came between.
     async fn one_trip(&self, conn: &mut DB::Connection) -> Result<Option<Outcome>, FenceError> {
         let Self { claim, shape, arguments, options } = self;
-        let mut noted = Noted { claim, state: ClaimState::Unknown };
+        let mut noted = Noted::new(claim, ClaimState::Unknown);
         let tried = DB::one_trip(conn, options, claim, shape, arguments).await;
         let tried = match tried {
             Ok(tried) => tried,
@@ -271,9 +271,15 @@ impl<DB: FencedDatabase> Run<'_, DB> {
 }
 
 /// Notes what became of a claim when it is dropped, be it by a cancellation.
-struct Noted<'c> {
+pub(super) struct Noted<'c> {
     claim: &'c Claim,
-    state: ClaimState,
+    pub(super) state: ClaimState,
+}
+
+impl<'c> Noted<'c> {
+    pub(super) fn new(claim: &'c Claim, state: ClaimState) -> Self {
+        Self { claim, state }
+    }
 }
 
 impl Drop for Noted<'_> {
