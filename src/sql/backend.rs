@@ -67,6 +67,27 @@ pub trait Backend: sqlx::Database<Arguments: Clone + std::fmt::Debug + Sync> {
     /// Adds an integer to the arguments of a statement.
     fn add(arguments: &mut Self::Arguments, value: i64) -> Result<(), BoxDynError>;
 
+    /// Adds the name of a resource to the arguments of a statement.
+    fn add_resource(
+        arguments: &mut Self::Arguments,
+        resource: &Resource,
+    ) -> Result<(), BoxDynError>;
+
+    /// Adds words of people to the arguments of a statement.
+    fn add_words(arguments: &mut Self::Arguments, words: Option<&str>) -> Result<(), BoxDynError>;
+
+    /// The resources and tokens of the rows of a query.
+    fn fetch_resources(
+        conn: &mut Self::Connection,
+        text: SqlStr,
+        arguments: Self::Arguments,
+    ) -> impl Future<Output = Result<Vec<(Resource, i64)>, sqlx::Error>> + Send + '_;
+
+    /// The time, in milliseconds since the Unix epoch, by the clock of the database.
+    const NOW: &'static str;
+    /// At the end of a query, locks its rows.
+    const LOCK_ROW: &'static str;
+
     /// The first column of the first row of a query. It must not be null.
     fn fetch_number(
         conn: &mut Self::Connection,
@@ -146,13 +167,6 @@ pub trait Backend: sqlx::Database<Arguments: Clone + std::fmt::Debug + Sync> {
         conn: &'a mut Self::Connection,
         text: &'a Text,
     ) -> impl Future<Output = Result<Option<i64>, sqlx::Error>> + Send + 'a;
-
-    /// Raises the floor, in a transaction.
-    fn raise_floor<'a>(
-        conn: &'a mut Self::Connection,
-        text: &'a Text,
-        floor: i64,
-    ) -> impl Future<Output = Result<(), sqlx::Error>> + Send + 'a;
 
     /// What an error of the database means.
     fn class(error: &dyn DatabaseError) -> Class;

@@ -65,24 +65,6 @@ pub async fn advance<DB: FencedDatabase>(
     FenceOptions::new().advance(tx, claim).await
 }
 
-/// Raises the floor: from now on a resource without a mark accepts only tokens above it, and no
-/// lock is granted at or below it. A floor that is higher already stays.
-///
-/// # Errors
-///
-/// [`FenceError`] as for [`FencedTx::begin`](super::FencedTx::begin) and
-/// [`commit`](super::FencedTx::commit).
-///
-/// # Cancellation
-///
-/// The floor may or may not have been raised.
-pub async fn raise_floor<DB: FencedDatabase>(
-    pool: &Pool<DB>,
-    floor: Token,
-) -> Result<(), FenceError> {
-    FenceOptions::new().raise_floor(pool, floor).await
-}
-
 impl FenceOptions {
     /// [`claim`] with these options.
     ///
@@ -136,33 +118,6 @@ impl FenceOptions {
             Verdict::Stale { .. } => ClaimState::Stale,
         });
         Ok(verdict)
-    }
-
-    /// [`raise_floor`] with these options.
-    ///
-    /// # Errors
-    ///
-    /// As there.
-    pub async fn raise_floor<DB: FencedDatabase>(
-        &self,
-        pool: &Pool<DB>,
-        floor: Token,
-    ) -> Result<(), FenceError> {
-        let at = |step| move |error| FenceError::at(step, error, None);
-        let mut checkout = Checkout::acquire(pool).await.map_err(at(Step::Connect))?;
-        checkout.begin(self).await.map_err(at(Step::Claim))?;
-        let text = self.text::<DB>();
-        let raised = async {
-            DB::raise_floor(checkout.conn(), text, floor.get()).await?;
-            DB::floor(checkout.conn(), text).await?.ok_or(sqlx::Error::RowNotFound)
-        };
-        if let Err(error) = raised.await {
-            checkout.finish().await;
-            return Err(at(Step::Claim)(error));
-        }
-        let committed = checkout.commit().await;
-        checkout.finish().await;
-        committed.map_err(|why| FenceError::not_committed(why, None))
     }
 
     /// Raises the mark, in a transaction only where it has to be raised.

@@ -1,5 +1,6 @@
 //! The fence inside the database: mark and protected write in one transaction.
 
+mod admin;
 pub(crate) mod backend;
 pub(crate) mod checkout;
 mod claims;
@@ -20,8 +21,9 @@ mod statement;
 pub(crate) mod tables;
 mod tx;
 
+pub use self::admin::{Admin, IssuerFloor, Purged, raise_floor};
 pub use self::backend::FencedDatabase;
-pub use self::claims::{advance, claim, raise_floor};
+pub use self::claims::{advance, claim};
 pub use self::column::{ColumnKey, ColumnMarks, ColumnOutcome, ColumnUpdate, FencedColumn};
 pub use self::error::{FenceError, FenceErrorKind};
 pub use self::marks::SqlMarks;

@@ -39,12 +39,11 @@ const SHARE_FLOOR: usize = 3;
 const FIRST: usize = 4;
 const LOCK_MARK: usize = 5;
 const FLOOR: usize = 6;
-const RAISE_FLOOR: usize = 7;
-const VERSIONS: usize = 8;
-const WITNESS: usize = 9;
-const UNCLAIM: usize = 10;
-const GRANTED: usize = 11;
-const SPEND: usize = 12;
+const VERSIONS: usize = 7;
+const WITNESS: usize = 8;
+const UNCLAIM: usize = 9;
+const GRANTED: usize = 10;
+const SPEND: usize = 11;
 
 const TEMPLATES: &[&str] = &[
     // seq changes every time, so the count of rows is 1 with CLIENT_FOUND_ROWS and without. Its
@@ -71,7 +70,6 @@ const TEMPLATES: &[&str] = &[
     ),
     "SELECT last_token, seq FROM {prefix}marks WHERE resource = ? FOR UPDATE",
     "SELECT floor FROM {prefix}floor WHERE id = 1",
-    "UPDATE {prefix}floor SET floor = GREATEST(floor, ?) WHERE id = 1",
     "SELECT version FROM {prefix}schema ORDER BY version",
     "SELECT last_token, seq FROM {prefix}marks WHERE resource = ?",
     "; UPDATE {prefix}marks SET claim_conn = 0 WHERE resource = X",
@@ -228,6 +226,36 @@ impl Backend for MySql {
         arguments.add(value)
     }
 
+    const NOW: &'static str = now!();
+    const LOCK_ROW: &'static str = " FOR UPDATE";
+
+    fn add_resource(
+        arguments: &mut Self::Arguments,
+        resource: &Resource,
+    ) -> Result<(), BoxDynError> {
+        arguments.add(resource.as_str().as_bytes())
+    }
+
+    fn add_words(arguments: &mut Self::Arguments, words: Option<&str>) -> Result<(), BoxDynError> {
+        arguments.add(words)
+    }
+
+    async fn fetch_resources(
+        conn: &mut MySqlConnection,
+        text: SqlStr,
+        arguments: Self::Arguments,
+    ) -> Result<Vec<(Resource, i64)>, sqlx::Error> {
+        let rows: Vec<(Vec<u8>, i64)> =
+            sqlx::query_as_with(text, arguments).fetch_all(conn).await?;
+        rows.into_iter()
+            .map(|(name, token)| match String::from_utf8(name).map(Resource::new) {
+                Ok(Ok(resource)) => Ok((resource, token)),
+                Ok(Err(invalid)) => Err(sqlx::Error::Decode(invalid.into())),
+                Err(invalid) => Err(sqlx::Error::Decode(invalid.into())),
+            })
+            .collect()
+    }
+
     async fn fetch_number(
         conn: &mut MySqlConnection,
         text: SqlStr,
@@ -346,14 +374,6 @@ impl Backend for MySql {
         text: &'a Text,
     ) -> Result<Option<i64>, sqlx::Error> {
         sqlx::query_scalar(text.get(FLOOR)).fetch_optional(conn).await
-    }
-
-    async fn raise_floor<'a>(
-        conn: &'a mut MySqlConnection,
-        text: &'a Text,
-        floor: i64,
-    ) -> Result<(), sqlx::Error> {
-        sqlx::query(text.get(RAISE_FLOOR)).bind(floor).execute(conn).await.map(drop)
     }
 
     /// By number, <https://dev.mysql.com/doc/mysql-errors/8.0/en/server-error-reference.html> and

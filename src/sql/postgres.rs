@@ -31,10 +31,9 @@ const LAST_TOKEN: usize = 1;
 const SHARE_FLOOR: usize = 2;
 const FIRST: usize = 3;
 const FLOOR: usize = 4;
-const RAISE_FLOOR: usize = 5;
-const VERSIONS: usize = 6;
-const GRANTED: usize = 7;
-const SPEND: usize = 8;
+const VERSIONS: usize = 5;
+const GRANTED: usize = 6;
+const SPEND: usize = 7;
 
 const TEMPLATES: &[&str] = &[
     concat!(
@@ -55,7 +54,6 @@ const TEMPLATES: &[&str] = &[
         " WHERE m.last_token <= $2 RETURNING last_token"
     ),
     "SELECT floor FROM {prefix}floor WHERE id = 1",
-    "UPDATE {prefix}floor SET floor = greatest(floor, $1) WHERE id = 1",
     "SELECT version FROM {prefix}schema ORDER BY version",
     "SELECT token FROM {prefix}locks WHERE resource = $1",
     "UPDATE {prefix}marks SET last_spent = $2 WHERE resource = $1 AND last_spent < $2",
@@ -193,6 +191,34 @@ impl Backend for Postgres {
         arguments.add(value)
     }
 
+    const NOW: &'static str = now!();
+    const LOCK_ROW: &'static str = " FOR UPDATE";
+
+    fn add_resource(
+        arguments: &mut Self::Arguments,
+        resource: &Resource,
+    ) -> Result<(), BoxDynError> {
+        arguments.add(resource.as_str())
+    }
+
+    fn add_words(arguments: &mut Self::Arguments, words: Option<&str>) -> Result<(), BoxDynError> {
+        arguments.add(words)
+    }
+
+    async fn fetch_resources(
+        conn: &mut PgConnection,
+        text: SqlStr,
+        arguments: Self::Arguments,
+    ) -> Result<Vec<(Resource, i64)>, sqlx::Error> {
+        let rows: Vec<(String, i64)> = sqlx::query_as_with(text, arguments).fetch_all(conn).await?;
+        rows.into_iter()
+            .map(|(name, token)| match Resource::new(name) {
+                Ok(resource) => Ok((resource, token)),
+                Err(invalid) => Err(sqlx::Error::Decode(invalid.into())),
+            })
+            .collect()
+    }
+
     async fn fetch_number(
         conn: &mut PgConnection,
         text: SqlStr,
@@ -294,14 +320,6 @@ impl Backend for Postgres {
         text: &'a Text,
     ) -> Result<Option<i64>, sqlx::Error> {
         sqlx::query_scalar(text.get(FLOOR)).fetch_optional(conn).await
-    }
-
-    async fn raise_floor<'a>(
-        conn: &'a mut PgConnection,
-        text: &'a Text,
-        floor: i64,
-    ) -> Result<(), sqlx::Error> {
-        sqlx::query(text.get(RAISE_FLOOR)).bind(floor).execute(conn).await.map(drop)
     }
 
     /// By SQLSTATE, <https://www.postgresql.org/docs/current/errcodes-appendix.html>.

@@ -6,6 +6,7 @@
 #[allow(dead_code)]
 mod support;
 
+mod admin;
 mod cancellation;
 mod column;
 mod contract;

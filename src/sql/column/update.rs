@@ -33,8 +33,11 @@ pub struct ColumnUpdate<'c, DB: FencedDatabase, K> {
 struct Piece<'c, DB: Backend> {
     before: String,
     after: String,
-    add: Box<dyn FnMut(&mut DB::Arguments) -> Result<(), BoxDynError> + Send + 'c>,
+    add: Add<'c, DB>,
 }
+
+type Add<'c, DB> =
+    Box<dyn FnMut(&mut <DB as sqlx::Database>::Arguments) -> Result<(), BoxDynError> + Send + 'c>;
 
 /// What became of an update by the column form.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

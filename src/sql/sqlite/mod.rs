@@ -32,13 +32,12 @@ const LOOK: usize = 1;
 const FIRST: usize = 2;
 const LAST_TOKEN: usize = 3;
 const FLOOR: usize = 4;
-const RAISE_FLOOR: usize = 5;
-const VERSIONS: usize = 6;
-const RAISE_OURS: usize = 7;
-const FIRST_OURS: usize = 8;
-const UNCLAIM: usize = 9;
-const GRANTED: usize = 10;
-const SPEND: usize = 11;
+const VERSIONS: usize = 5;
+const RAISE_OURS: usize = 6;
+const FIRST_OURS: usize = 7;
+const UNCLAIM: usize = 8;
+const GRANTED: usize = 9;
+const SPEND: usize = 10;
 
 macro_rules! raise {
     () => {
@@ -76,7 +75,6 @@ const TEMPLATES: &[&str] = &[
     first!(),
     "SELECT last_token FROM {prefix}marks WHERE resource = ?1",
     "SELECT floor FROM {prefix}floor WHERE id = 1",
-    "UPDATE {prefix}floor SET floor = max(floor, ?1) WHERE id = 1",
     "SELECT version FROM {prefix}schema ORDER BY version",
     concat!(raise!(), and_permit!()),
     concat!(first!(), and_permit!()),
@@ -240,6 +238,34 @@ impl Backend for Sqlite {
         arguments.add(value)
     }
 
+    const NOW: &'static str = now!();
+    const LOCK_ROW: &'static str = "";
+
+    fn add_resource(
+        arguments: &mut Self::Arguments,
+        resource: &Resource,
+    ) -> Result<(), BoxDynError> {
+        arguments.add(resource.as_str())
+    }
+
+    fn add_words(arguments: &mut Self::Arguments, words: Option<&str>) -> Result<(), BoxDynError> {
+        arguments.add(words)
+    }
+
+    async fn fetch_resources(
+        conn: &mut SqliteConnection,
+        text: SqlStr,
+        arguments: Self::Arguments,
+    ) -> Result<Vec<(Resource, i64)>, sqlx::Error> {
+        let rows: Vec<(String, i64)> = sqlx::query_as_with(text, arguments).fetch_all(conn).await?;
+        rows.into_iter()
+            .map(|(name, token)| match Resource::new(name) {
+                Ok(resource) => Ok((resource, token)),
+                Err(invalid) => Err(sqlx::Error::Decode(invalid.into())),
+            })
+            .collect()
+    }
+
     async fn fetch_number(
         conn: &mut SqliteConnection,
         text: SqlStr,
@@ -361,14 +387,6 @@ impl Backend for Sqlite {
         text: &'a Text,
     ) -> Result<Option<i64>, sqlx::Error> {
         sqlx::query_scalar(text.get(FLOOR)).fetch_optional(conn).await
-    }
-
-    async fn raise_floor<'a>(
-        conn: &'a mut SqliteConnection,
-        text: &'a Text,
-        floor: i64,
-    ) -> Result<(), sqlx::Error> {
-        sqlx::query(text.get(RAISE_FLOOR)).bind(floor).execute(conn).await.map(drop)
     }
 
     /// By the primary result code, <https://sqlite.org/rescode.html>.
