@@ -5,10 +5,11 @@ use sqlx::SqlStr;
 use sqlx::error::{BoxDynError, DatabaseError};
 
 use super::column::Column;
+use super::enforce::Refused;
 use super::scan::Dialect;
 use super::statement::Shape;
 use super::tables::Text;
-use super::{FenceOptions, Tables};
+use super::{Enforce, FenceOptions, Tables};
 use crate::{Claim, Resource, Token, Verdict};
 
 /// A database that can fence: [`Sqlite`](sqlx::Sqlite), [`Postgres`](sqlx::Postgres) and
@@ -84,7 +85,7 @@ pub trait Backend: sqlx::Database<Arguments: Clone + std::fmt::Debug + Sync> {
     ) -> impl Future<Output = Result<Vec<(Resource, i64)>, sqlx::Error>> + Send + '_;
 
     /// The time, in milliseconds since the Unix epoch, by the clock of the database.
-    const NOW: &'static str;
+    const CLOCK_MS: &'static str;
     /// At the end of a query, locks its rows.
     const LOCK_ROW: &'static str;
 
@@ -167,6 +168,18 @@ pub trait Backend: sqlx::Database<Arguments: Clone + std::fmt::Debug + Sync> {
         conn: &'a mut Self::Connection,
         text: &'a Text,
     ) -> impl Future<Output = Result<Option<i64>, sqlx::Error>> + Send + 'a;
+
+    /// The statements that make the triggers of an enforced table.
+    fn enforce<'a>(
+        conn: &'a mut Self::Connection,
+        enforce: &'a Enforce,
+    ) -> impl Future<Output = Result<Result<Vec<String>, Refused>, sqlx::Error>> + Send + 'a;
+
+    /// The statements that drop them.
+    fn unenforce<'a>(
+        conn: &'a mut Self::Connection,
+        enforce: &'a Enforce,
+    ) -> impl Future<Output = Result<Result<Vec<String>, Refused>, sqlx::Error>> + Send + 'a;
 
     /// What an error of the database means.
     fn class(error: &dyn DatabaseError) -> Class;

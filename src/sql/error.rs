@@ -3,6 +3,8 @@ use std::fmt;
 
 use super::backend::{Class, NotCommitted};
 use super::column::InvalidColumn;
+use super::enforce::Unenforceable;
+use super::migrate::{MigrateError, MigrateErrorKind};
 use super::scan::InvalidSql;
 use crate::{Claim, Problem, ProblemKind, Token};
 
@@ -125,6 +127,12 @@ impl FenceError {
     pub(crate) fn invalid_column(invalid: InvalidColumn) -> Self {
         Self::misconfigured("the table given for the column form cannot be used: see the source")
             .with_source(invalid)
+    }
+
+    /// A table on which the claims cannot be enforced.
+    pub(crate) fn unenforceable(unenforceable: Unenforceable) -> Self {
+        Self::misconfigured("the table cannot be enforced: see the source")
+            .with_source(unenforceable)
     }
 
     pub(crate) fn contended(detail: &'static str) -> Self {
@@ -276,6 +284,16 @@ impl From<sqlx::Error> for FenceError {
                 return Self::misconfigured(UNCLAIMED).with_source(error);
             }
             Class::Setup | Class::Refused | Class::Other => FenceErrorKind::Statement,
+        };
+        Self::make(kind).with_source(error)
+    }
+}
+
+impl From<MigrateError> for FenceError {
+    fn from(error: MigrateError) -> Self {
+        let kind = match error.kind() {
+            MigrateErrorKind::Database => FenceErrorKind::Unavailable,
+            _ => FenceErrorKind::Misconfigured,
         };
         Self::make(kind).with_source(error)
     }

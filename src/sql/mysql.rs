@@ -15,10 +15,11 @@ use super::backend::{
     Backend, Class, FencedDatabase, NotCommitted, Route, Stage, Tried, UNCLAIMED, Written,
 };
 use super::column::Column;
+use super::enforce::{self, Refused};
 use super::scan::Dialect;
 use super::statement::Shape;
 use super::tables::{Text, sql};
-use super::{FenceOptions, Isolation, Tables};
+use super::{Enforce, FenceOptions, Isolation, Tables};
 use crate::{Claim, Resource, Token, Verdict};
 
 type Manager = <MySql as sqlx::Database>::TransactionManager;
@@ -226,7 +227,7 @@ impl Backend for MySql {
         arguments.add(value)
     }
 
-    const NOW: &'static str = now!();
+    const CLOCK_MS: &'static str = now!();
     const LOCK_ROW: &'static str = " FOR UPDATE";
 
     fn add_resource(
@@ -374,6 +375,21 @@ impl Backend for MySql {
         text: &'a Text,
     ) -> Result<Option<i64>, sqlx::Error> {
         sqlx::query_scalar(text.get(FLOOR)).fetch_optional(conn).await
+    }
+
+    async fn enforce<'a>(
+        conn: &'a mut MySqlConnection,
+        plan: &'a Enforce,
+    ) -> Result<Result<Vec<String>, Refused>, sqlx::Error> {
+        enforce::mysql::enforce(conn, plan).await
+    }
+
+    async fn unenforce<'a>(
+        conn: &'a mut MySqlConnection,
+        plan: &'a Enforce,
+    ) -> Result<Result<Vec<String>, Refused>, sqlx::Error> {
+        let _ = conn;
+        Ok(Ok(enforce::mysql::unenforce(plan)))
     }
 
     /// By number, <https://dev.mysql.com/doc/mysql-errors/8.0/en/server-error-reference.html> and

@@ -9,10 +9,11 @@ use sqlx_core::transaction::TransactionManager;
 
 use super::backend::{Backend, Class, FencedDatabase, NotCommitted, Route, Stage, Tried, Written};
 use super::column::Column;
+use super::enforce::{self, Refused};
 use super::scan::Dialect;
 use super::statement::{self, Shape};
 use super::tables::{Text, sql};
-use super::{FenceOptions, Isolation, Tables};
+use super::{Enforce, FenceOptions, Isolation, Tables};
 use crate::{Claim, Resource, Token, Verdict};
 
 type Manager = <Postgres as sqlx::Database>::TransactionManager;
@@ -191,7 +192,7 @@ impl Backend for Postgres {
         arguments.add(value)
     }
 
-    const NOW: &'static str = now!();
+    const CLOCK_MS: &'static str = now!();
     const LOCK_ROW: &'static str = " FOR UPDATE";
 
     fn add_resource(
@@ -322,6 +323,20 @@ impl Backend for Postgres {
         sqlx::query_scalar(text.get(FLOOR)).fetch_optional(conn).await
     }
 
+    async fn enforce<'a>(
+        conn: &'a mut PgConnection,
+        plan: &'a Enforce,
+    ) -> Result<Result<Vec<String>, Refused>, sqlx::Error> {
+        enforce::postgres::enforce(conn, plan).await
+    }
+
+    async fn unenforce<'a>(
+        conn: &'a mut PgConnection,
+        plan: &'a Enforce,
+    ) -> Result<Result<Vec<String>, Refused>, sqlx::Error> {
+        enforce::postgres::unenforce(conn, plan).await
+    }
+
     /// By SQLSTATE, <https://www.postgresql.org/docs/current/errcodes-appendix.html>.
     fn class(error: &dyn DatabaseError) -> Class {
         let code = code(error);
@@ -338,7 +353,7 @@ impl Backend for Postgres {
             // undefined_table, undefined_column, insufficient_privilege, invalid_schema_name,
             // invalid_catalog_name
             "42P01" | "42703" | "42501" | "3F000" | "3D000" => Class::Setup,
-            UNCLAIMED => Class::Unclaimed,
+            UNCLAIMED_STATE => Class::Unclaimed,
             // in_failed_sql_transaction
             "25P02" => Class::Refused,
             code => match code.get(..2) {
@@ -423,8 +438,10 @@ fn refuses_commit(code: &str) -> bool {
     matches!(code, "40001" | "40P01" | "25P02" | "25P03" | "P0001") || code.starts_with("23")
 }
 
-/// What the triggers of enforced tables raise: a class that neither the standard nor PostgreSQL uses.
-pub(super) const UNCLAIMED: &str = "FN001";
+/// What the triggers of enforced tables raise, and what `fencing_claim` does: a class that neither the
+/// standard nor PostgreSQL uses.
+pub(super) const UNCLAIMED_STATE: &str = "FN428";
+pub(super) const STALE_STATE: &str = "FN412";
 
 /// For the settings of timeouts, where 0 means none.
 pub(super) fn milliseconds(timeout: Duration) -> i32 {

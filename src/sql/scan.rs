@@ -82,6 +82,7 @@ pub(crate) enum Reason {
     Value,
     Name,
     Column,
+    Template,
 }
 
 impl From<Reason> for InvalidSql {
@@ -143,6 +144,9 @@ impl fmt::Display for InvalidSql {
             Reason::Name => {
                 "a name of a table or a column is 1 to 63 bytes without control characters and \
                  quotes"
+            }
+            Reason::Template => {
+                "a resource of rows names a column of theirs in braces: `inventory:item:{id}`"
             }
             Reason::Column => "the column of the token is set by the claim: leave it out",
         })

@@ -11,6 +11,7 @@ mod cancellation;
 mod column;
 mod contract;
 mod death;
+mod enforce;
 mod forms;
 mod interleavings;
 mod migrations;

@@ -64,7 +64,7 @@ impl<DB: Backend> Steps<'_, DB> {
         let floor = floor.max(to);
         self.set_floor(floor).await?;
         let raise = self.text("UPDATE {prefix}marks SET last_token = ");
-        let raise = raise.value(to)?.and(", seq = seq + 1, updated_at = ").and(DB::NOW);
+        let raise = raise.value(to)?.and(", seq = seq + 1, updated_at = ").and(DB::CLOCK_MS);
         let rows = self.perform(raise.and(" WHERE last_token < ").value(to)?).await?;
         self.audit("raise-marks", None, to).await?;
         Ok(Done { floor, rows, before: None })
@@ -93,7 +93,7 @@ impl<DB: Backend> Steps<'_, DB> {
                 ("purge-locks", "{prefix}locks", "token", "coalesce(released_at, expires_at, 0)")
             }
         };
-        let now = self.text("SELECT ").and(DB::NOW);
+        let now = self.text("SELECT ").and(DB::CLOCK_MS);
         let before = self.number(now).await?.unwrap_or(0).saturating_sub(purge.idle_ms);
         let choose = self.text(&format!("SELECT resource, {token} FROM {table} WHERE {ended} < "));
         let choose = choose.value(before)?.and(&format!(" AND {token} <= "));
@@ -164,7 +164,7 @@ impl<DB: Backend> Steps<'_, DB> {
             "INSERT INTO {prefix}audit (at, event, resource, token, actor, approved_by, reason) \
              VALUES (",
         );
-        let insert = insert.and(DB::NOW).and(", ").words(Some(event))?.and(", ");
+        let insert = insert.and(DB::CLOCK_MS).and(", ").words(Some(event))?.and(", ");
         let insert = match resource {
             Some(resource) => insert.resource(resource)?,
             None => insert.and("NULL"),

@@ -12,10 +12,11 @@ use super::backend::{
     Backend, Class, FencedDatabase, NotCommitted, Route, Stage, Tried, UNCLAIMED, Written,
 };
 use super::column::Column;
+use super::enforce::{self, Refused};
 use super::scan::Dialect;
 use super::statement::Shape;
 use super::tables::{Text, sql};
-use super::{FenceOptions, Tables};
+use super::{Enforce, FenceOptions, Tables};
 use crate::{Claim, Resource, Token, Verdict};
 
 type Manager = <Sqlite as sqlx::Database>::TransactionManager;
@@ -238,7 +239,7 @@ impl Backend for Sqlite {
         arguments.add(value)
     }
 
-    const NOW: &'static str = now!();
+    const CLOCK_MS: &'static str = now!();
     const LOCK_ROW: &'static str = "";
 
     fn add_resource(
@@ -387,6 +388,21 @@ impl Backend for Sqlite {
         text: &'a Text,
     ) -> Result<Option<i64>, sqlx::Error> {
         sqlx::query_scalar(text.get(FLOOR)).fetch_optional(conn).await
+    }
+
+    async fn enforce<'a>(
+        conn: &'a mut SqliteConnection,
+        plan: &'a Enforce,
+    ) -> Result<Result<Vec<String>, Refused>, sqlx::Error> {
+        enforce::sqlite::enforce(conn, plan).await
+    }
+
+    async fn unenforce<'a>(
+        conn: &'a mut SqliteConnection,
+        plan: &'a Enforce,
+    ) -> Result<Result<Vec<String>, Refused>, sqlx::Error> {
+        let _ = conn;
+        Ok(Ok(enforce::sqlite::unenforce(plan)))
     }
 
     /// By the primary result code, <https://sqlite.org/rescode.html>.
