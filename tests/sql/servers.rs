@@ -301,7 +301,8 @@ async fn case_22_a_deadlock_is_run_again<H: Server>() {
     while let Some(done) = tasks.join_next().await {
         done.unwrap().unwrap();
     }
-    assert_eq!(runs.load(Relaxed), 3, "one of the two was run again");
+    // Run again, one may meet the other anew.
+    assert!(runs.load(Relaxed) >= 3, "one of the two was run again");
     assert_eq!(db.quantity().await, 8);
     assert_eq!(db.number("SELECT count(*) FROM fencing_marks").await, Some(2));
 }
