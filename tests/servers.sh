@@ -87,6 +87,8 @@ start_postgres() {
     mkdir -p "$data" && { [ "$(id -u)" -ne 0 ] || chown "$user" "$data"; } || return 1
     (cd / && servers_as "$user" "$initdb" -D "$data/data" -U postgres -A trust -E UTF8 \
         --locale=C) >"$SERVERS_DIR/initdb.log" 2>&1 || { cat "$SERVERS_DIR/initdb.log" >&2; return 1; }
+    # Whoever asks for the database of this name needs a password, whether or not it is there.
+    sed -i '1i host passworded all 127.0.0.1/32 scram-sha-256' "$data/data/pg_hba.conf" || return 1
     for try in 1 2 3; do
         port=$(servers_port)
         (cd / && servers_as "$user" "$postgres" -D "$data/data" -p "$port" -k "$data" \

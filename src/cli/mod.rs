@@ -1,5 +1,6 @@
 //! The commands of the `fencing` program.
 
+mod database;
 mod failure;
 mod serve;
 

@@ -8,13 +8,12 @@ use std::time::Duration;
 use axum::Router;
 use axum::serve::ListenerExt as _;
 use clap::Args;
-use fencing::lock::{Endpoint, SqlLocks};
-use sqlx::Sqlite;
-use sqlx::sqlite::SqliteConnectOptions;
+use fencing::lock::Endpoint;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tracing_subscriber::EnvFilter;
 
+use super::database::{Database, Opened};
 use super::failure::Failure;
 
 /// How long requests in progress may take to end once the server was told to stop.
@@ -27,6 +26,9 @@ Examples:
 
   Keep the locks elsewhere, on a port the system picks, and print it:
       fencing serve --listen 127.0.0.1:0 --database sqlite:/var/lib/fencing/locks.db
+
+  Several servers over one database, each with a command line like this:
+      fencing serve --listen 127.0.0.1:7070 --database postgres://fencing@db.internal/locks
 
   Take a lock, renew it, give it back:
       curl -X POST localhost:7070/locks/nightly-batch -H 'content-type: application/json' \\
@@ -47,9 +49,10 @@ Exit codes:
 
 /// Serves the lock endpoint: leases with strictly increasing fencing tokens, as JSON over HTTP.
 ///
-/// The locks are kept in an SQLite file. A grant is answered once it is on the disk, so tokens go
-/// on rising over restarts and crashes. On SQLite time is this machine's clock: run all servers of
-/// one file on one machine.
+/// The locks are kept in an SQLite file, in PostgreSQL or in MySQL (MariaDB). A grant is answered
+/// once it is on the disk, so tokens go on rising over restarts and crashes; a database that is set
+/// up to lose commits is refused. Any number of servers may use one database, whose clock decides.
+/// On SQLite time is this machine's clock: run all servers of one file on one machine.
 #[derive(Debug, Args)]
 #[command(after_long_help = EXAMPLES)]
 pub(super) struct Serve {
@@ -60,9 +63,18 @@ pub(super) struct Serve {
     #[arg(long, env = "FENCING_LISTEN", value_name = "ADDRESS:PORT", default_value = "127.0.0.1:7070", value_parser = listen)]
     listen: String,
 
-    /// Where the locks are kept: sqlite:FILE. The file is created when it is missing, unless the URL
-    /// ends in ?mode=rw, and its tables with it.
-    #[arg(long, env = "FENCING_DATABASE", value_name = "URL", default_value = "sqlite:fencing.db")]
+    /// Where the locks are kept: sqlite:FILE, postgres://USER@HOST/NAME or mysql://USER@HOST/NAME.
+    ///
+    /// The tables are made when they are missing, and an SQLite file too, unless the URL ends in
+    /// ?mode=rw. A password is better given in the environment than on the command line, where
+    /// others can see it: in FENCING_DATABASE, for PostgreSQL also in PGPASSWORD or ~/.pgpass.
+    #[arg(
+        long,
+        env = "FENCING_DATABASE",
+        hide_env_values = true,
+        value_name = "URL",
+        default_value = "sqlite:fencing.db"
+    )]
     database: String,
 
     /// The longest TTL a client may ask for, such as 90s, 15m or 24h.
@@ -99,14 +111,9 @@ impl Serve {
     }
 
     async fn serve(self) -> Result<(), Failure> {
-        let database = self.database_options()?;
+        let database = Database::parse(&self.database)?;
         let listener = self.bind().await?;
-        let cannot_open = |error: &dyn std::error::Error| {
-            Failure::of("cannot serve", error, "database", &self.database)
-        };
-        let locks: SqlLocks<Sqlite> =
-            SqlLocks::open(database).await.map_err(|error| cannot_open(&error))?;
-        let pool = locks.pool().clone();
+        let Opened { locks, close } = database.open().await?;
 
         let mut endpoint = Endpoint::new(locks).with_max_ttl(self.max_ttl);
         if let Some(max_hold) = self.max_hold {
@@ -148,28 +155,10 @@ impl Serve {
             () = too_long => tracing::warn!("requests in progress were cut off"),
         }
         // Folds the write-ahead log into the file. Whatever is committed is safe without it.
-        if tokio::time::timeout(GRACE, pool.close()).await.is_err() {
+        if tokio::time::timeout(GRACE, close).await.is_err() {
             tracing::warn!("the database was not closed in time");
         }
         Ok(())
-    }
-
-    fn database_options(&self) -> Result<SqliteConnectOptions, Failure> {
-        let scheme = self.database.split_once(':').map(|(scheme, _)| scheme);
-        if scheme != Some("sqlite") {
-            return Err(Failure::new(format!(
-                "unknown kind of database: use sqlite:FILE, scheme=`{}`",
-                // The rest of it may hold a password.
-                scheme.unwrap_or_default()
-            )));
-        }
-        let options: SqliteConnectOptions =
-            self.database.parse().map_err(|error: sqlx::Error| {
-                Failure::of("cannot read the database url", &error, "database", &self.database)
-            })?;
-        // Whoever writes a mode means it: `?mode=rw` is a file that must be there.
-        let says_mode = self.database.contains("?mode=") || self.database.contains("&mode=");
-        Ok(if says_mode { options } else { options.create_if_missing(true) })
     }
 
     async fn bind(&self) -> Result<TcpListener, Failure> {

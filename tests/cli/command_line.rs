@@ -5,13 +5,13 @@ use std::process::Output;
 
 use crate::process::{Server, fencing, run};
 
-fn text(bytes: &[u8]) -> &str {
+pub(crate) fn text(bytes: &[u8]) -> &str {
     std::str::from_utf8(bytes).unwrap()
 }
 
 /// It failed with one clear line, and nothing else.
 #[track_caller]
-fn one_line(output: &Output, parts: &[&str]) {
+pub(crate) fn one_line(output: &Output, parts: &[&str]) {
     let stderr = text(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{output:?}");
     assert!(output.stdout.is_empty(), "{output:?}");
@@ -25,7 +25,9 @@ fn one_line(output: &Output, parts: &[&str]) {
 
 #[test]
 fn help_tells_what_there_is_to_know() {
-    let output = run(&["serve", "--help"]);
+    let password = "postgres://app:hunter2@db/locks";
+    let output = fencing().args(["serve", "--help"]).env("FENCING_DATABASE", password).output();
+    let output = output.unwrap();
     assert_eq!(output.status.code(), Some(0));
     assert!(output.stderr.is_empty());
     let help = text(&output.stdout);
@@ -34,7 +36,9 @@ fn help_tells_what_there_is_to_know() {
         "[env: FENCING_LISTEN=]",
         "[default: 127.0.0.1:7070]",
         "--database <URL>",
-        "FENCING_DATABASE",
+        "[env: FENCING_DATABASE]",
+        "postgres://USER@HOST/NAME",
+        "mysql://USER@HOST/NAME",
         "[default: sqlite:fencing.db]",
         "--max-ttl",
         "[default: 24h]",
@@ -51,6 +55,7 @@ fn help_tells_what_there_is_to_know() {
         assert!(help.contains(part), "{part} in {help}");
     }
     assert!(help.lines().all(|line| line.chars().count() <= 100), "{help}");
+    assert!(!help.contains("hunter2"), "{help}");
     let help = run(&["--help"]);
     assert!(text(&help.stdout).contains("serve"));
 }
@@ -137,8 +142,18 @@ fn newer(directory: &std::path::Path) -> std::path::PathBuf {
 fn an_unknown_kind_of_database_is_one_clear_line() {
     for url in ["redis://:hunter2@db/1", "hunter2", "", "oracle:hunter2"] {
         let output = run(&["serve", "--listen", "127.0.0.1:0", "--database", url]);
-        one_line(&output, &["unknown kind of database", "sqlite:FILE"]);
+        one_line(&output, &["unknown kind of database", "sqlite:FILE", "postgres://"]);
         assert!(!text(&output.stderr).contains("hunter2"), "it may be a password: {output:?}");
+    }
+}
+
+/// MySQL lets one connect without a database, and then has nowhere to put the tables.
+#[test]
+fn a_server_without_a_database_is_one_clear_line() {
+    for url in ["mysql://root:hunter2@127.0.0.1:1", "mysql://root:hunter2@127.0.0.1:1/"] {
+        let output = run(&["serve", "--listen", "127.0.0.1:0", "--database", url]);
+        one_line(&output, &["no database is named", "mysql://root@127.0.0.1:1"]);
+        assert!(!text(&output.stderr).contains("hunter2"), "{output:?}");
     }
 }
 

@@ -2,7 +2,12 @@
 
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used, reason = "these are tests")]
 
+#[allow(clippy::future_not_send, dead_code, unused_macros, unused_imports)]
+#[path = "../sql/support.rs"]
+mod support;
+
 mod command_line;
 mod crash;
+mod databases;
 mod process;
 mod serve;
