@@ -12,6 +12,8 @@ pub mod rules;
 mod sql;
 #[cfg(feature = "server")]
 mod store;
+#[cfg(feature = "server")]
+mod wait;
 
 #[cfg(feature = "server")]
 pub use self::http::{Endpoint, Waits};

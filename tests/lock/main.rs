@@ -23,6 +23,7 @@ mod contract;
 mod fuzz;
 mod grants;
 mod hang_up;
+mod line;
 mod secrets;
 mod servers;
 mod settings;

@@ -7,6 +7,7 @@ use tokio::runtime::Handle;
 use tokio::sync::Notify;
 
 use crate::Resource;
+use crate::lock::wait::Lines;
 use crate::lock::{LockStore, OwnerTokenHash};
 
 /// The acquires in progress, by resource and owner token.
@@ -20,6 +21,7 @@ pub(super) struct Deliveries(Arc<Shared>);
 
 struct Shared {
     store: Arc<dyn LockStore>,
+    lines: Lines,
     open: Mutex<HashMap<Key, Open>>,
     given_back: Notify,
 }
@@ -39,8 +41,9 @@ struct Open {
 }
 
 impl Deliveries {
-    pub(super) fn new(store: Arc<dyn LockStore>) -> Self {
-        Self(Arc::new(Shared { store, open: Mutex::default(), given_back: Notify::new() }))
+    pub(super) fn new(store: Arc<dyn LockStore>, lines: Lines) -> Self {
+        let (open, given_back) = (Mutex::default(), Notify::new());
+        Self(Arc::new(Shared { store, lines, open, given_back }))
     }
 
     /// Begins an acquire.
@@ -124,7 +127,10 @@ impl GiveBack {
     async fn run(self, secret: OwnerTokenHash) {
         let resource = &self.key.0;
         match self.shared.store.release(resource, &secret).await {
-            Ok(Ok(())) => tracing::info!(%resource, "released what a client did not wait for"),
+            Ok(Ok(())) => {
+                self.shared.lines.released(resource);
+                tracing::info!(%resource, "released what a client did not wait for");
+            }
             Ok(Err(_)) => {}
             Err(error) => tracing::warn!(
                 %resource, cause = std::error::Error::source(&error).map(tracing::field::display),

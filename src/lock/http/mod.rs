@@ -23,6 +23,7 @@ use self::delivery::Deliveries;
 use self::request_id::RequestId;
 use super::api::DEFAULT_MAX_TTL;
 use super::rules::Refusal;
+use super::wait::Lines;
 use super::{LockStore, StoreError};
 use crate::clock::{Clock, SystemClock};
 use crate::{Problem, ProblemKind, Resource};
@@ -115,8 +116,10 @@ impl Endpoint {
 
     /// The routes `/{resource}`, `/{resource}/renew` and `/{resource}/token`.
     pub fn router<S: Clone + Send + Sync + 'static>(self) -> Router<S> {
+        let lines = Lines::default();
         let shared = Arc::new(Shared {
-            deliveries: Deliveries::new(Arc::clone(&self.store)),
+            deliveries: Deliveries::new(Arc::clone(&self.store), lines.clone()),
+            lines,
             store: self.store,
             clock: self.clock,
             max_ttl: self.max_ttl,
@@ -168,6 +171,7 @@ struct Shared {
     max_hold: Option<Duration>,
     waiting: Arc<Semaphore>,
     ending: Waits,
+    lines: Lines,
     deliveries: Deliveries,
 }
 
@@ -220,6 +224,9 @@ async fn release(State(shared): Ours, request: Request) -> Response {
         // In a task of its own: whoever hangs up after a release wants it all the same.
         let step = async move {
             let released = shared.store.release(&resource, &secret.hash()).await;
+            if matches!(released, Ok(Ok(()))) {
+                shared.lines.released(&resource);
+            }
             answer_release(released, &resource, &request_id)
         };
         tokio::spawn(step).await.map_err(|error| stopped(&error))?
