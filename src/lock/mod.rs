@@ -25,4 +25,4 @@ pub use self::owner_token::{InvalidOwnerToken, OwnerToken};
 #[cfg(all(feature = "server", feature = "_sql"))]
 pub use self::sql::{LockDatabase, SqlLocks, SqlLocksError, SqlLocksErrorKind};
 #[cfg(feature = "server")]
-pub use self::store::{Acquired, Held, LockStore, StoreError};
+pub use self::store::{Acquired, Held, LockStore, Released, StoreError};

@@ -55,7 +55,22 @@ pub trait LockStore: fmt::Debug + Send + Sync + 'static {
         &'a self,
         resource: &'a Resource,
     ) -> BoxFuture<'a, Result<Option<Token>, StoreError>>;
+
+    /// Calls `released` with each resource that another store over the same locks has released, as
+    /// soon as it is told of it; with `None` when it may have missed some. Runs until it is
+    /// dropped.
+    ///
+    /// An endpoint wakes those who wait with it, and polls all the same: a call too many or too
+    /// few does no harm. Unless a store says otherwise it never calls.
+    fn watch<'a>(&'a self, released: Released<'a>) -> BoxFuture<'a, ()> {
+        let _ = released;
+        Box::pin(std::future::pending())
+    }
 }
+
+/// What is called with a resource that was released, or with `None` for any: see
+/// [`LockStore::watch`].
+pub type Released<'a> = &'a (dyn Fn(Option<&Resource>) + Send + Sync);
 
 macro_rules! forward {
     ($($pointer:ident),*) => {$(
@@ -97,6 +112,10 @@ macro_rules! forward {
                 resource: &'a Resource,
             ) -> BoxFuture<'a, Result<Option<Token>, StoreError>> {
                 (**self).highest_token(resource)
+            }
+
+            fn watch<'a>(&'a self, released: Released<'a>) -> BoxFuture<'a, ()> {
+                (**self).watch(released)
             }
         }
     )*};

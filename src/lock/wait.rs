@@ -77,16 +77,18 @@ impl Lines {
         Place { lines, resource: resource.clone(), secret, key, wake, granted: None }
     }
 
-    /// The lock was released, so whoever is at the front asks again, at once.
-    pub(super) fn released(&self, resource: &Resource) {
-        if let Some(line) = self.lock().lines.get_mut(resource) {
-            line.front_is_due(true);
+    /// The lock was released, so whoever is at the front of its line asks again, at once. `None`:
+    /// any may have been.
+    pub(super) fn released(&self, resource: Option<&Resource>) {
+        let mut all = self.lock();
+        match resource {
+            Some(resource) => {
+                if let Some(line) = all.lines.get_mut(resource) {
+                    line.front_is_due(true);
+                }
+            }
+            None => all.lines.values_mut().for_each(|line| line.front_is_due(true)),
         }
-    }
-
-    /// Releases may have gone unnoticed.
-    pub(super) fn released_any(&self) {
-        self.lock().lines.values_mut().for_each(|line| line.front_is_due(true));
     }
 
     fn lock(&self) -> MutexGuard<'_, All> {

@@ -24,6 +24,7 @@ mod fuzz;
 mod grants;
 mod hang_up;
 mod line;
+mod notify;
 mod secrets;
 mod servers;
 mod settings;

@@ -174,6 +174,7 @@ impl Job {
                     return self.refuse(ProblemKind::OVERLOADED, "too many requests are waiting");
                 };
                 permit = Some(place);
+                shared.watch();
             }
             let pause = pause.max(Duration::from_millis(1));
             let woken = {

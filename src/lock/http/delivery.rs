@@ -128,7 +128,7 @@ impl GiveBack {
         let resource = &self.key.0;
         match self.shared.store.release(resource, &secret).await {
             Ok(Ok(())) => {
-                self.shared.lines.released(resource);
+                self.shared.lines.released(Some(resource));
                 tracing::info!(%resource, "released what a client did not wait for");
             }
             Ok(Err(_)) => {}

@@ -7,7 +7,7 @@ mod delivery;
 mod request_id;
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use axum::Router;
@@ -17,6 +17,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use http::request::Parts;
 use tokio::sync::{Semaphore, watch};
+use tokio::task::AbortHandle;
 
 use self::body::Fields;
 use self::delivery::Deliveries;
@@ -126,6 +127,7 @@ impl Endpoint {
             max_hold: self.max_hold,
             waiting: Arc::new(Semaphore::new(self.max_waiting)),
             ending: self.ending,
+            watch: OnceLock::new(),
         });
         Router::new()
             .route("/{resource}", post(acquire).get(show).delete(release))
@@ -173,6 +175,29 @@ struct Shared {
     ending: Waits,
     lines: Lines,
     deliveries: Deliveries,
+    watch: OnceLock<Watch>,
+}
+
+/// The task that hears of releases through other servers.
+struct Watch(AbortHandle);
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+impl Shared {
+    /// From the first request that waits on, releases through other servers are listened for.
+    fn watch(&self) {
+        self.watch.get_or_init(|| {
+            let (store, lines) = (Arc::clone(&self.store), self.lines.clone());
+            let task = tokio::spawn(async move {
+                store.watch(&|resource| lines.released(resource)).await;
+            });
+            Watch(task.abort_handle())
+        });
+    }
 }
 
 type Ours = State<Arc<Shared>>;
@@ -225,7 +250,7 @@ async fn release(State(shared): Ours, request: Request) -> Response {
         let step = async move {
             let released = shared.store.release(&resource, &secret.hash()).await;
             if matches!(released, Ok(Ok(()))) {
-                shared.lines.released(&resource);
+                shared.lines.released(Some(&resource));
             }
             answer_release(released, &resource, &request_id)
         };

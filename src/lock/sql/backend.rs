@@ -6,10 +6,10 @@ use super::SqlLocksError;
 use super::error::StepError;
 use crate::Resource;
 use crate::clock::Clock;
-use crate::lock::OwnerTokenHash;
 use crate::lock::rules::{Grant, Row};
-use crate::sql::FencedDatabase;
+use crate::lock::{OwnerTokenHash, Released};
 use crate::sql::tables::Text;
+use crate::sql::{FencedDatabase, Tables};
 
 /// A database that can keep locks: [`Sqlite`](sqlx::Sqlite), [`Postgres`](sqlx::Postgres) and
 /// [`MySql`](sqlx::MySql), each behind the feature of its name. Sealed.
@@ -52,6 +52,38 @@ pub trait Backend: FencedDatabase {
         resource: &'a Resource,
         clock: &'a dyn Clock,
     ) -> impl Future<Output = Result<Found, StepError>> + Send + 'a;
+
+    /// Whether it tells other servers of releases.
+    const ANNOUNCES: bool = false;
+
+    /// Tells of resources that were released by the store `origin`.
+    fn announce<'a>(
+        pool: &'a Pool<Self>,
+        tables: &'a Tables,
+        origin: &'a str,
+        resources: &'a [Resource],
+    ) -> impl Future<Output = Result<(), sqlx::Error>> + Send + 'a
+    where
+        Self: Sized,
+    {
+        let _ = (pool, tables, origin, resources);
+        std::future::ready(Ok(()))
+    }
+
+    /// Calls `released` as [`LockStore::watch`](crate::lock::LockStore::watch) says, for the store
+    /// `origin`.
+    fn watch<'a>(
+        pool: &'a Pool<Self>,
+        tables: &'a Tables,
+        origin: &'a str,
+        released: Released<'a>,
+    ) -> impl Future<Output = ()> + Send + 'a
+    where
+        Self: Sized,
+    {
+        let _ = (pool, tables, origin, released);
+        std::future::pending()
+    }
 
     /// Writes the locked row of a resource, unless there is one with a higher token. The commit
     /// after it is durable.

@@ -7,12 +7,14 @@ mod error;
 #[cfg(feature = "mysql")]
 mod mysql;
 #[cfg(feature = "postgres")]
+mod notify;
+#[cfg(feature = "postgres")]
 mod postgres;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_core::future::BoxFuture;
@@ -24,7 +26,7 @@ pub use self::backend::LockDatabase;
 use self::error::StepError;
 pub use self::error::{SqlLocksError, SqlLocksErrorKind};
 use super::rules::{self, Acquire, Ask, Refusal, Release, Row};
-use super::{Acquired, Held, LockStore, OwnerTokenHash, StoreError};
+use super::{Acquired, Held, LockStore, OwnerTokenHash, Released, StoreError};
 use crate::clock::{Clock, SystemClock};
 use crate::sql::checkout::Checkout;
 use crate::sql::retry::Retry;
@@ -72,6 +74,7 @@ pub struct SqlLocks<DB: LockDatabase> {
     text: Text,
     clock: Arc<dyn Clock>,
     turn: Option<Semaphore>,
+    announcing: Arc<Announcing>,
 }
 
 impl<DB: LockDatabase> SqlLocks<DB> {
@@ -131,6 +134,7 @@ impl<DB: LockDatabase> SqlLocks<DB> {
             options: options.isolation(Isolation::ReadCommitted),
             clock: Arc::new(SystemClock),
             turn: DB::ONE_WRITER.then(|| Semaphore::new(1)),
+            announcing: Arc::new(Announcing::new()),
         };
         locks.rehearse().await?;
         Ok(locks)
@@ -269,6 +273,7 @@ impl<DB: LockDatabase> SqlLocks<DB> {
         match rules::release(grant, step.now, secret) {
             Ok(Release::Released(grant)) => {
                 step.write(self, resource, &Row { token, grant: Some(grant) }).await?;
+                self.announce(resource);
                 Ok(Ok(()))
             }
             Ok(Release::AlreadyReleased) => {
@@ -345,6 +350,69 @@ impl<DB: LockDatabase> LockStore for SqlLocks<DB> {
             let Found { row, floor, .. } = self.look(resource).await?;
             Ok(rules::highest_token(row.as_ref(), floor))
         })
+    }
+
+    fn watch<'a>(&'a self, released: Released<'a>) -> BoxFuture<'a, ()> {
+        Box::pin(DB::watch(&self.pool, &self.options.tables, &self.announcing.origin, released))
+    }
+}
+
+/// Releases that other servers are to be told of.
+struct Announcing {
+    /// Tells those of this store from those of others.
+    origin: String,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// A task is at it.
+    busy: bool,
+    released: Vec<Resource>,
+}
+
+impl<DB: LockDatabase> SqlLocks<DB> {
+    /// Tells the other servers, in a task: nobody waits for that. What is released meanwhile is
+    /// told together.
+    fn announce(&self, resource: &Resource) {
+        if !DB::ANNOUNCES {
+            return;
+        }
+        let mut state = self.announcing.lock();
+        state.released.push(resource.clone());
+        if state.busy {
+            return;
+        }
+        state.busy = true;
+        drop(state);
+        let (pool, tables) = (self.pool.clone(), self.options.tables.clone());
+        let announcing = Arc::clone(&self.announcing);
+        tokio::spawn(async move {
+            while let Some(released) = announcing.take() {
+                let told = DB::announce(&pool, &tables, &announcing.origin, &released).await;
+                if let Err(error) = told {
+                    tracing::debug!(%error, "other servers are not told of a release: they poll");
+                }
+            }
+        });
+    }
+}
+
+impl Announcing {
+    fn new() -> Self {
+        let origin = format!("{:016x}", fastrand::u64(..));
+        Self { origin, state: Mutex::default() }
+    }
+
+    fn take(&self) -> Option<Vec<Resource>> {
+        let mut state = self.lock();
+        state.busy = !state.released.is_empty();
+        state.busy.then(|| std::mem::take(&mut state.released))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Nothing panics while it is held.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

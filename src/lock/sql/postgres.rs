@@ -6,10 +6,12 @@ use sqlx::{PgConnection, PgPool, Postgres};
 use super::backend::{Backend, Found, bind_row, found, higher_token};
 use super::connect::connect;
 use super::error::StepError;
-use super::{LockDatabase, SqlLocksError};
+use super::{LockDatabase, SqlLocksError, notify};
 use crate::Resource;
 use crate::clock::Clock;
+use crate::lock::Released;
 use crate::lock::rules::Row;
+use crate::sql::Tables;
 use crate::sql::postgres::now;
 use crate::sql::tables::Text;
 
@@ -114,6 +116,26 @@ impl Backend for Postgres {
     ) -> Result<Found, StepError> {
         let select = sqlx::query_as(text.get(LOOK)).bind(resource.as_str());
         found(select.fetch_optional(conn).await?)
+    }
+
+    const ANNOUNCES: bool = true;
+
+    async fn announce<'a>(
+        pool: &'a PgPool,
+        tables: &'a Tables,
+        origin: &'a str,
+        resources: &'a [Resource],
+    ) -> Result<(), sqlx::Error> {
+        notify::announce(pool, tables, origin, resources).await
+    }
+
+    async fn watch<'a>(
+        pool: &'a PgPool,
+        tables: &'a Tables,
+        origin: &'a str,
+        released: Released<'a>,
+    ) {
+        notify::watch(pool, tables, origin, released).await;
     }
 
     async fn write<'a>(

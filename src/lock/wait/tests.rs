@@ -46,12 +46,12 @@ fn only_the_first_asks_and_those_behind_hear_what_it_is_told() {
 fn a_release_is_the_turn_of_the_first() {
     let lines = Lines::default();
     let (a, b) = (told(&lines, 1), join(&lines, 2));
-    lines.released(&Resource::new("other").unwrap());
+    lines.released(Some(&Resource::new("other").unwrap()));
     assert_eq!(a.turn(), Turn::Front(SECOND));
-    lines.released(&job());
+    lines.released(Some(&job()));
     assert!(is_woken(&a) && !is_woken(&b));
     assert_eq!((a.turn(), b.turn()), (Turn::Ask, Turn::Behind(Some(SECOND))));
-    lines.released_any();
+    lines.released(None);
     assert!(is_woken(&a));
     assert_eq!(a.turn(), Turn::Ask);
 }
@@ -62,7 +62,7 @@ fn a_release_while_the_first_asks_is_not_lost() {
     let lines = Lines::default();
     let a = join(&lines, 1);
     assert_eq!(a.turn(), Turn::Ask);
-    lines.released(&job());
+    lines.released(Some(&job()));
     a.held_until(SECOND);
     assert_eq!(a.turn(), Turn::Ask);
     assert!(is_woken(&a));
@@ -101,7 +101,7 @@ fn a_release_before_the_granted_has_left_is_not_lost() {
     let lines = Lines::default();
     let (mut a, b) = (told(&lines, 1), join(&lines, 2));
     a.granted_until(SECOND * 2);
-    lines.released(&job());
+    lines.released(Some(&job()));
     drop(a);
     assert_eq!(b.turn(), Turn::Ask);
 }
