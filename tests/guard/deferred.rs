@@ -234,6 +234,21 @@ async fn a_grpc_error_is_no_success() {
     assert_eq!(refused(&app, call("0").unwrap()).await, (500, "misconfigured"));
 }
 
+/// M11: and it is told in its own words that a success was none: 13 is INTERNAL.
+#[tokio::test]
+async fn m11_a_groundless_success_is_internal_to_grpc() {
+    let respond = async |_: Claim| ([("content-type", "application/grpc+proto")], "a message");
+    let app =
+        Router::new().route("/doc", routing::post(respond)).route_layer(layer(Counted::new()));
+    let response = send(&app, request(Method::POST, "/doc", "3")).await;
+    assert_eq!(response.status(), 200);
+    assert_eq!(response.headers()["grpc-status"], "13");
+    assert_eq!(response.headers()["content-type"], "application/grpc+proto");
+    assert_eq!(response.extensions().get::<Problem>().unwrap().status(), 500);
+    assert_eq!(response.headers().get(TOKEN), None);
+    assert_eq!(text(response).await, "");
+}
+
 /// A request that may come without a token, and does, is none of the layer's business.
 #[tokio::test]
 async fn a_success_without_any_claim_passes() {

@@ -199,6 +199,25 @@ async fn m1_a_claim_on_other_marks_is_no_claim_for_the_transaction() {
     assert_eq!(refused(&right(), put("/set/3", "33")).await, (412, "stale-token"));
 }
 
+/// M4: to report is the layer's affair. The transaction behind it refuses as ever.
+#[tokio::test]
+async fn m4_under_report_only_the_transaction_still_refuses() {
+    let shop = Shop::open().await;
+    let marks = CachedMarks::new(SqlMarks::new(shop.pool.clone()));
+    for deferred in [false, true] {
+        let layer = FenceLayer::new(marks.clone()).resource("item").report_only(true);
+        let layer = if deferred { layer.deferred() } else { layer };
+        let app = Router::new()
+            .route("/set/{quantity}", routing::put(set))
+            .route_layer(layer)
+            .with_state(shop.pool.clone());
+        assert_eq!(status(&app, put("/set/1", "34")).await, 200);
+        let response = send(&app, put("/set/9", "33")).await;
+        assert_eq!((response.status().as_u16(), response.headers().get(TOKEN)), (412, None));
+        assert_eq!((shop.mark().await, shop.quantity().await), (Some(34), 1));
+    }
+}
+
 /// The lock tables lie beside the marks, so what they never granted is refused, and needs no saying.
 /// A resource they know nothing of has its tokens from elsewhere.
 #[tokio::test]
