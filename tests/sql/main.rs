@@ -22,3 +22,4 @@ mod only_sqlite;
 mod proxy;
 mod servers;
 mod statement;
+mod traps;
