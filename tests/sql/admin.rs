@@ -274,8 +274,8 @@ async fn i5_a_purge_leaves_a_mark_that_is_being_claimed<H: Waits>() {
 
 macro_rules! on_servers {
     ($($body:ident),+) => {
-        mod postgres_waits { $(#[tokio::test] async fn $body() { super::$body::<sqlx::Postgres>().await; })+ }
-        mod mysql_waits { $(#[tokio::test] async fn $body() { super::$body::<sqlx::MySql>().await; })+ }
+        mod waits_postgres { $(#[tokio::test] async fn $body() { super::$body::<sqlx::Postgres>().await; })+ }
+        mod waits_mysql { $(#[tokio::test] async fn $body() { super::$body::<sqlx::MySql>().await; })+ }
     };
 }
 on_servers!(

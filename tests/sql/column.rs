@@ -377,12 +377,16 @@ where
     assert_eq!(row(&db).await, (10, 34));
 }
 
-#[tokio::test]
-async fn i4_stale_names_the_mark_that_was_waited_for_on_postgres() {
-    i4_stale_names_the_mark_that_was_waited_for::<sqlx::Postgres>().await;
+mod waits_postgres {
+    #[tokio::test]
+    async fn i4_stale_names_the_mark_that_was_waited_for() {
+        super::i4_stale_names_the_mark_that_was_waited_for::<sqlx::Postgres>().await;
+    }
 }
 
-#[tokio::test]
-async fn i4_stale_names_the_mark_that_was_waited_for_on_mysql() {
-    i4_stale_names_the_mark_that_was_waited_for::<sqlx::MySql>().await;
+mod waits_mysql {
+    #[tokio::test]
+    async fn i4_stale_names_the_mark_that_was_waited_for() {
+        super::i4_stale_names_the_mark_that_was_waited_for::<sqlx::MySql>().await;
+    }
 }

@@ -1,7 +1,6 @@
 //! The level enforced: triggers on the user's table.
 
 use fencing::sql::{self, Enforce, FenceError, FenceErrorKind, FencedTx, Outcome};
-use sqlx::AssertSqlSafe;
 
 use crate::forms::{Forms, run_all};
 use crate::support::{Db, Harness, claim, claim_on, on_every_database, set};
@@ -332,119 +331,127 @@ async fn i6_sqlite_does_not_replace_a_row_of_another_resource() {
     assert_eq!(left, Some(2));
 }
 
-/// On PostgreSQL the number of the transaction is in the mark: a claim in a savepoint that is
-/// rolled back is gone, one that is released stays.
-#[tokio::test]
-async fn i6_postgres_a_claim_goes_with_its_savepoint() {
-    use sqlx::{Connection as _, Postgres};
-    let db = enforced::<Postgres>().await;
-    let pool = db.pool(1).await;
-    let mut conn = pool.acquire().await.unwrap();
-    let mut tx = conn.begin().await.unwrap();
-    for step in [
-        "SAVEPOINT a",
-        "SELECT fencing_claim('inventory:item:1', 34)",
-        "ROLLBACK TO a",
-        "SAVEPOINT b",
-    ] {
-        Postgres::run(&mut tx, step).await.unwrap();
+mod only_postgres {
+    use sqlx::{AssertSqlSafe, Connection as _, Postgres};
+
+    use super::*;
+
+    /// On PostgreSQL the number of the transaction is in the mark: a claim in a savepoint that is
+    /// rolled back is gone, one that is released stays.
+    #[tokio::test]
+    async fn i6_a_claim_goes_with_its_savepoint() {
+        let db = enforced::<Postgres>().await;
+        let pool = db.pool(1).await;
+        let mut conn = pool.acquire().await.unwrap();
+        let mut tx = conn.begin().await.unwrap();
+        for step in [
+            "SAVEPOINT a",
+            "SELECT fencing_claim('inventory:item:1', 34)",
+            "ROLLBACK TO a",
+            "SAVEPOINT b",
+        ] {
+            Postgres::run(&mut tx, step).await.unwrap();
+        }
+        assert!(set::<Postgres>(&mut tx, 1).await.is_err());
+        for step in
+            ["ROLLBACK TO b", "SELECT fencing_claim('inventory:item:1', 34)", "RELEASE SAVEPOINT b"]
+        {
+            Postgres::run(&mut tx, step).await.unwrap();
+        }
+        set::<Postgres>(&mut tx, 1).await.unwrap();
+        tx.commit().await.unwrap();
+        assert_eq!((db.quantity().await, db.mark().await), (1, Some(34)));
     }
-    assert!(set::<Postgres>(&mut tx, 1).await.is_err());
-    for step in
-        ["ROLLBACK TO b", "SELECT fencing_claim('inventory:item:1', 34)", "RELEASE SAVEPOINT b"]
-    {
-        Postgres::run(&mut tx, step).await.unwrap();
+
+    /// A role that has no right on the marks claims by the function, and cannot forge a claim: neither
+    /// by the mark nor by a table of the same name that is found first.
+    #[tokio::test]
+    async fn i6_a_role_without_rights_on_the_marks_claims_and_cannot_forge() {
+        let db = enforced::<Postgres>().await;
+        let pool = db.pool(1).await;
+        let role = format!("role_{}", db.name());
+        let mut conn = pool.acquire().await.unwrap();
+        let setup = format!(
+            "CREATE ROLE {role}; GRANT USAGE ON SCHEMA {schema} TO {role}; \
+             GRANT ALL ON inventory TO {role}; \
+             GRANT EXECUTE ON FUNCTION fencing_claim(text, bigint) TO {role}; SET ROLE {role}",
+            schema = db.name()
+        );
+        Postgres::script(&mut conn, &setup).await.unwrap();
+        for forged in [
+            "UPDATE fencing_marks SET claim_xid = pg_current_xact_id()",
+            "SET session_replication_role = replica",
+            "ALTER TABLE inventory DISABLE TRIGGER ALL",
+            "DROP TRIGGER fencing_enforce ON inventory",
+        ] {
+            assert!(Postgres::run(&mut conn, forged).await.is_err(), "{forged}");
+        }
+        let fake = "CREATE TEMPORARY TABLE fencing_marks AS SELECT 'inventory:item:1'::text AS resource, \
+                    pg_current_xact_id() AS claim_xid, 9000000000000 AS updated_at; \
+                    UPDATE inventory SET quantity = 99 WHERE id = 1";
+        assert!(Postgres::script(&mut conn, fake).await.is_err());
+        let honest = "BEGIN; SELECT fencing_claim('inventory:item:1', 34); \
+                      UPDATE inventory SET quantity = 34 WHERE id = 1; COMMIT";
+        Postgres::script(&mut conn, honest).await.unwrap();
+        let stale = "BEGIN; SELECT fencing_claim('inventory:item:1', 33); \
+                     UPDATE inventory SET quantity = 33 WHERE id = 1; COMMIT";
+        let error = Postgres::script(&mut conn, stale).await.unwrap_err();
+        let code = error.as_database_error().unwrap().code().unwrap().into_owned();
+        assert_eq!(code, "FN412");
+        Postgres::script(&mut conn, "ROLLBACK; RESET ROLE").await.unwrap();
+        let drop = format!("DROP OWNED BY {role}; DROP ROLE {role}");
+        sqlx::raw_sql(AssertSqlSafe(drop)).execute(&mut *conn).await.unwrap();
+        drop_conn(conn).await;
+        assert_eq!((db.quantity().await, db.mark().await), (34, Some(34)));
     }
-    set::<Postgres>(&mut tx, 1).await.unwrap();
-    tx.commit().await.unwrap();
-    assert_eq!((db.quantity().await, db.mark().await), (1, Some(34)));
+
+    async fn drop_conn(conn: sqlx::pool::PoolConnection<sqlx::Postgres>) {
+        conn.close().await.unwrap();
+    }
+
+    /// A superuser's session that replays for a replica fires no ordinary triggers; ours it does.
+    #[tokio::test]
+    async fn i6_the_triggers_always_fire() {
+        let db = enforced::<Postgres>().await;
+        let pool = db.pool(1).await;
+        let mut conn = pool.acquire().await.unwrap();
+        Postgres::run(&mut conn, "SET session_replication_role = replica").await.unwrap();
+        for write in WRITES {
+            assert!(Postgres::run(&mut conn, write).await.is_err(), "{write}");
+        }
+    }
 }
 
-/// A role that has no right on the marks claims by the function, and cannot forge a claim: neither
-/// by the mark nor by a table of the same name that is found first.
-#[tokio::test]
-async fn i6_postgres_a_role_without_rights_on_the_marks_claims_and_cannot_forge() {
-    use sqlx::Postgres;
-    let db = enforced::<Postgres>().await;
-    let pool = db.pool(1).await;
-    let role = format!("role_{}", db.name());
-    let mut conn = pool.acquire().await.unwrap();
-    let setup = format!(
-        "CREATE ROLE {role}; GRANT USAGE ON SCHEMA {schema} TO {role}; \
-         GRANT ALL ON inventory TO {role}; \
-         GRANT EXECUTE ON FUNCTION fencing_claim(text, bigint) TO {role}; SET ROLE {role}",
-        schema = db.name()
-    );
-    Postgres::script(&mut conn, &setup).await.unwrap();
-    for forged in [
-        "UPDATE fencing_marks SET claim_xid = pg_current_xact_id()",
-        "SET session_replication_role = replica",
-        "ALTER TABLE inventory DISABLE TRIGGER ALL",
-        "DROP TRIGGER fencing_enforce ON inventory",
-    ] {
-        assert!(Postgres::run(&mut conn, forged).await.is_err(), "{forged}");
-    }
-    let fake = "CREATE TEMPORARY TABLE fencing_marks AS SELECT 'inventory:item:1'::text AS resource, \
-                pg_current_xact_id() AS claim_xid, 9000000000000 AS updated_at; \
-                UPDATE inventory SET quantity = 99 WHERE id = 1";
-    assert!(Postgres::script(&mut conn, fake).await.is_err());
-    let honest = "BEGIN; SELECT fencing_claim('inventory:item:1', 34); \
-                  UPDATE inventory SET quantity = 34 WHERE id = 1; COMMIT";
-    Postgres::script(&mut conn, honest).await.unwrap();
-    let stale = "BEGIN; SELECT fencing_claim('inventory:item:1', 33); \
-                 UPDATE inventory SET quantity = 33 WHERE id = 1; COMMIT";
-    let error = Postgres::script(&mut conn, stale).await.unwrap_err();
-    let code = error.as_database_error().unwrap().code().unwrap().into_owned();
-    assert_eq!(code, "FN412");
-    Postgres::script(&mut conn, "ROLLBACK; RESET ROLE").await.unwrap();
-    let drop = format!("DROP OWNED BY {role}; DROP ROLE {role}");
-    sqlx::raw_sql(AssertSqlSafe(drop)).execute(&mut *conn).await.unwrap();
-    drop_conn(conn).await;
-    assert_eq!((db.quantity().await, db.mark().await), (34, Some(34)));
-}
-
-async fn drop_conn(conn: sqlx::pool::PoolConnection<sqlx::Postgres>) {
-    conn.close().await.unwrap();
-}
-
-/// A superuser's session that replays for a replica fires no ordinary triggers; ours it does.
-#[tokio::test]
-async fn i6_postgres_the_triggers_always_fire() {
-    use sqlx::Postgres;
-    let db = enforced::<Postgres>().await;
-    let pool = db.pool(1).await;
-    let mut conn = pool.acquire().await.unwrap();
-    Postgres::run(&mut conn, "SET session_replication_role = replica").await.unwrap();
-    for write in WRITES {
-        assert!(Postgres::run(&mut conn, write).await.is_err(), "{write}");
-    }
-}
-
-/// Interleaving C8: a deadlock rolls back, and takes the permission with it.
-#[tokio::test]
-async fn i6_mysql_a_foreign_writer_that_forgets_to_unclaim_keeps_its_own_connection_only() {
+mod only_mysql {
     use sqlx::MySql;
-    let db = enforced::<MySql>().await;
-    let (a, b) = (db.pool(1).await, db.pool(1).await);
-    run_all(
-        &a,
-        &[
-            "START TRANSACTION",
-            "CALL fencing_claim('inventory:item:1', 34)",
-            "UPDATE inventory SET quantity = 34 WHERE id = 1",
-            "COMMIT",
-        ],
-    )
-    .await;
-    let write = "UPDATE inventory SET quantity = 99 WHERE id = 1";
-    assert!(MySql::run(&mut b.acquire().await.unwrap(), write).await.is_err());
-    // The known gap, named in docs/sql.md: its own connection may go on without a claim.
-    run_all(&a, &[write]).await;
-    // Any other claim closes it.
-    sql::claim(&b, &claim(35)).await.unwrap();
-    assert!(MySql::run(&mut a.acquire().await.unwrap(), write).await.is_err());
-    // Outside of a transaction MariaDB refuses to claim at all.
-    let alone = "CALL fencing_claim('inventory:item:1', 36)";
-    let error = MySql::run(&mut a.acquire().await.unwrap(), alone).await.unwrap_err();
-    assert!(error.to_string().contains("start one"), "{error}");
+
+    use super::*;
+
+    /// Interleaving C8.
+    #[tokio::test]
+    async fn i6_a_foreign_writer_that_forgets_to_unclaim_keeps_its_own_connection_only() {
+        let db = enforced::<MySql>().await;
+        let (a, b) = (db.pool(1).await, db.pool(1).await);
+        run_all(
+            &a,
+            &[
+                "START TRANSACTION",
+                "CALL fencing_claim('inventory:item:1', 34)",
+                "UPDATE inventory SET quantity = 34 WHERE id = 1",
+                "COMMIT",
+            ],
+        )
+        .await;
+        let write = "UPDATE inventory SET quantity = 99 WHERE id = 1";
+        assert!(MySql::run(&mut b.acquire().await.unwrap(), write).await.is_err());
+        // The known gap, named in docs/sql.md: its own connection may go on without a claim.
+        run_all(&a, &[write]).await;
+        // Any other claim closes it.
+        sql::claim(&b, &claim(35)).await.unwrap();
+        assert!(MySql::run(&mut a.acquire().await.unwrap(), write).await.is_err());
+        // Outside of a transaction MariaDB refuses to claim at all.
+        let alone = "CALL fencing_claim('inventory:item:1', 36)";
+        let error = MySql::run(&mut a.acquire().await.unwrap(), alone).await.unwrap_err();
+        assert!(error.to_string().contains("start one"), "{error}");
+    }
 }

@@ -12,6 +12,7 @@ mod column;
 mod contract;
 mod death;
 mod enforce;
+mod foreign;
 mod forms;
 mod interleavings;
 mod migrations;

@@ -350,7 +350,7 @@ mod servers {
     }
 }
 
-mod postgres_connection {
+mod connection_postgres {
     use super::*;
 
     const SETTLE: &str = "UPDATE inventory SET quantity = (SELECT sum(token) FROM ledger) \

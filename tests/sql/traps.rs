@@ -92,7 +92,7 @@ async fn two<H: Waits>(session: Vec<String>) -> Two<H> {
 
 /// The condition compares a sub-select on the marks. It waits for the row that 34 has written,
 /// looks at the row again, and not at the sub-select.
-mod sub_select {
+mod sub_select_postgres {
     use super::*;
 
     const STALE: &str = "UPDATE inventory SET quantity = 33 WHERE id = 1 \
@@ -128,7 +128,7 @@ mod sub_select {
 }
 
 /// Interleaving C2: mark and write in one statement, whose snapshot is older than its lock.
-mod one_statement {
+mod one_statement_postgres {
     use super::*;
 
     const TOUCH_33: &str = "UPDATE fencing_marks SET last_token = 33, seq = seq + 1 \
@@ -200,7 +200,7 @@ mod one_statement {
 }
 
 /// Interleaving C1: "raise if higher, equal passes" holds no lock for the equal one.
-mod equal_without_a_lock {
+mod equal_without_a_lock_postgres {
     use super::*;
 
     /// 33 passes by its own mark, 34 writes, 33 writes.
@@ -228,7 +228,7 @@ mod equal_without_a_lock {
 }
 
 /// Interleaving C3: the fence appended to a text of the user's.
-mod appended {
+mod appended_postgres {
     use super::*;
 
     const FENCE: &str = "EXISTS (SELECT 1 FROM fencing_marks WHERE resource = 'r' \
@@ -257,7 +257,7 @@ mod appended {
 }
 
 /// Interleaving C4: a floor that is read without a lock.
-mod floor {
+mod floor_postgres {
     use super::*;
 
     /// A first claim of 33, with the floor in a sub-select of its own.
@@ -295,7 +295,7 @@ mod column {
         (db, pool)
     }
 
-    async fn two_rows<H: Harness>() {
+    async fn trap_a_resource_of_two_rows_has_two_marks<H: Harness>() {
         let (db, pool) = with_column::<H>().await;
         run_all(
             &pool,
@@ -309,7 +309,7 @@ mod column {
         assert_eq!(db.number(stale).await, Some(1), "33 wrote after 34");
     }
 
-    async fn deleted_row<H: Harness>() {
+    async fn trap_a_deleted_row_takes_its_mark_along<H: Harness>() {
         let (db, pool) = with_column::<H>().await;
         run_all(
             &pool,
@@ -322,23 +322,14 @@ mod column {
         assert_eq!(db.quantity().await, 33, "what 34 deleted, 33 has made again");
     }
 
-    #[tokio::test]
-    async fn trap_a_resource_of_two_rows_has_two_marks() {
-        two_rows::<Postgres>().await;
-        two_rows::<MySql>().await;
-        two_rows::<Sqlite>().await;
+    crate::support::on_every_database! {
+        trap_a_resource_of_two_rows_has_two_marks,
+        trap_a_deleted_row_takes_its_mark_along,
+        trap_null_is_at_or_below_nothing,
     }
 
-    #[tokio::test]
-    async fn trap_a_deleted_row_takes_its_mark_along() {
-        deleted_row::<Postgres>().await;
-        deleted_row::<MySql>().await;
-        deleted_row::<Sqlite>().await;
-    }
-
-    #[tokio::test]
-    async fn trap_null_is_at_or_below_nothing() {
-        let db = Db::<Postgres>::with_stock().await;
+    async fn trap_null_is_at_or_below_nothing<H: Harness>() {
+        let db = Db::<H>::with_stock().await;
         let pool = db.pool(1).await;
         run_all(
             &pool,
@@ -353,7 +344,7 @@ mod column {
 }
 
 /// Interleaving C8: triggers that ask something else than whether this transaction has claimed.
-mod triggers {
+mod triggers_mysql {
     use super::*;
 
     #[tokio::test]
@@ -366,6 +357,11 @@ mod triggers {
         run_all(&pool, &["ROLLBACK", WRITE_34]).await;
         assert_eq!(db.quantity().await, 34, "the next request, without a claim");
     }
+}
+
+/// The same on SQLite, where the rule is on the column of the token.
+mod triggers_sqlite {
+    use super::*;
 
     #[tokio::test]
     async fn trap_a_rule_on_the_column_does_not_see_a_statement_that_leaves_it_out() {
