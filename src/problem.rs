@@ -5,7 +5,7 @@ use std::fmt;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER};
+use http::header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{HeaderValue, Response, StatusCode};
 use serde::ser::{Serialize, SerializeMap, Serializer};
 
@@ -306,6 +306,11 @@ impl Problem {
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
         if let Some(after) = self.0.retry_after {
             headers.insert(RETRY_AFTER, retry_after_seconds(after));
+        }
+        // RFC 9110, section 15.5.2: a 401 tells how to authenticate.
+        if self.status() == StatusCode::UNAUTHORIZED {
+            let bearer = HeaderValue::from_static("Bearer realm=\"fencing\"");
+            headers.insert(WWW_AUTHENTICATE, bearer);
         }
         response.extensions_mut().insert(self);
         response

@@ -3,6 +3,8 @@
 pub mod api;
 #[cfg(feature = "server")]
 mod http;
+#[cfg(feature = "server")]
+mod keys;
 #[cfg(feature = "testing")]
 mod memory;
 mod owner_token;
@@ -17,6 +19,8 @@ mod wait;
 
 #[cfg(feature = "server")]
 pub use self::http::{Endpoint, Waits};
+#[cfg(feature = "server")]
+pub use self::keys::{AccessKey, InvalidKeys, KeyRing, Keys, Role};
 #[cfg(feature = "testing")]
 pub use self::memory::MemoryLocks;
 #[cfg(feature = "server")]

@@ -18,6 +18,7 @@ mod support;
 #[path = "../sql/proxy.rs"]
 mod proxy;
 
+mod access;
 mod attacks;
 mod contract;
 mod fuzz;

@@ -16,6 +16,9 @@ use crate::lock::OwnerToken;
 use crate::lock::api::{MAX_BODY_LEN, MAX_OWNER_LEN, MAX_WAIT, OWNER_TOKEN_HEADER};
 use crate::{Problem, ProblemKind};
 
+/// How long a body may take to arrive, so that clients who dribble do not pile up.
+const BODY_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// The known fields of a body. Unknown ones are ignored, `null` is as good as absent; the derived
 /// code refuses a known key that comes twice.
 #[derive(Deserialize)]
@@ -170,7 +173,13 @@ async fn read(parts: &Parts, body: Body) -> Result<Bytes, Problem> {
     if declared.and_then(|length| length.parse::<u64>().ok()) > Some(MAX_BODY_LEN as u64) {
         return Err(too_large());
     }
-    axum::body::to_bytes(body, MAX_BODY_LEN).await.map_err(|error| {
+    let Ok(read) =
+        tokio::time::timeout(BODY_TIMEOUT, axum::body::to_bytes(body, MAX_BODY_LEN)).await
+    else {
+        return Err(Problem::new(ProblemKind::MALFORMED_BODY)
+            .with_detail("the body did not arrive within 10 seconds"));
+    };
+    read.map_err(|error| {
         if error.source().is_some_and(|source| source.is::<LengthLimitError>()) {
             too_large()
         } else {

@@ -25,7 +25,7 @@ use self::request_id::RequestId;
 use super::api::DEFAULT_MAX_TTL;
 use super::rules::Refusal;
 use super::wait::Lines;
-use super::{LockStore, StoreError};
+use super::{KeyRing, LockStore, Role, StoreError};
 use crate::clock::{Clock, SystemClock};
 use crate::{Problem, ProblemKind, Resource};
 
@@ -59,6 +59,7 @@ pub struct Endpoint {
     max_ttl: Duration,
     max_hold: Option<Duration>,
     max_waiting: usize,
+    keys: Option<KeyRing>,
     ending: Waits,
 }
 
@@ -75,6 +76,7 @@ impl Endpoint {
             max_ttl: DEFAULT_MAX_TTL,
             max_hold: None,
             max_waiting: Self::DEFAULT_MAX_WAITING,
+            keys: None,
             ending: Waits(Arc::new(watch::Sender::new(false))),
         }
     }
@@ -102,6 +104,14 @@ impl Endpoint {
         self
     }
 
+    /// Lets in only who has a key, with what it may be used for. Without this, whoever reaches the
+    /// endpoint may do anything.
+    #[must_use]
+    pub fn with_keys(mut self, keys: KeyRing) -> Self {
+        self.keys = Some(keys);
+        self
+    }
+
     /// The clock that waits are measured with. When a grant ends is decided by the store's.
     #[must_use]
     pub fn with_clock(mut self, clock: Arc<dyn Clock>) -> Self {
@@ -126,6 +136,7 @@ impl Endpoint {
             max_ttl: self.max_ttl,
             max_hold: self.max_hold,
             waiting: Arc::new(Semaphore::new(self.max_waiting)),
+            keys: self.keys,
             ending: self.ending,
             watch: OnceLock::new(),
         });
@@ -145,6 +156,7 @@ impl fmt::Debug for Endpoint {
             .field("max_ttl", &self.max_ttl)
             .field("max_hold", &self.max_hold)
             .field("max_waiting", &self.max_waiting)
+            .field("keys", &self.keys)
             .finish_non_exhaustive()
     }
 }
@@ -172,6 +184,7 @@ struct Shared {
     max_ttl: Duration,
     max_hold: Option<Duration>,
     waiting: Arc<Semaphore>,
+    keys: Option<KeyRing>,
     ending: Waits,
     lines: Lines,
     deliveries: Deliveries,
@@ -198,6 +211,23 @@ impl Shared {
             Watch(task.abort_handle())
         });
     }
+
+    /// Lets a request in: first who asks is found out, then about what, then whether they may.
+    fn enter(&self, parts: &Parts, tail: &str, role: Role) -> Result<Resource, Problem> {
+        let Some(keys) = &self.keys else { return resource(parts, tail) };
+        let refused = |problem: Problem, key| {
+            let (reason, request_id) = (problem.kind().name(), RequestId::of(parts));
+            let resource = problem.resource().map(tracing::field::display);
+            tracing::warn!(reason, key, resource, %request_id, "not let in");
+            problem
+        };
+        let caller = keys.admit(&parts.headers).map_err(|problem| refused(problem, None))?;
+        let resource = resource(parts, tail)?;
+        match caller.check(role, Some(&resource)) {
+            Ok(_) => Ok(resource),
+            Err(problem) => Err(refused(problem, Some(&**caller.name()))),
+        }
+    }
 }
 
 type Ours = State<Arc<Shared>>;
@@ -206,7 +236,7 @@ type Request = http::Request<Body>;
 async fn acquire(State(shared): Ours, request: Request) -> Response {
     let (parts, body) = request.into_parts();
     finish(async {
-        let resource = resource(&parts, "")?;
+        let resource = shared.enter(&parts, "", Role::Lock)?;
         let fields = Fields::read(&parts, body).await.map_err(|p| p.with_resource(&resource))?;
         let id = RequestId::of(&parts);
         acquire::acquire(shared, resource, &fields, id).await
@@ -217,7 +247,7 @@ async fn acquire(State(shared): Ours, request: Request) -> Response {
 async fn renew(State(shared): Ours, request: Request) -> Response {
     let (parts, body) = request.into_parts();
     finish(async {
-        let resource = resource(&parts, "/renew")?;
+        let resource = shared.enter(&parts, "/renew", Role::Lock)?;
         let on = |problem: Problem| problem.with_resource(&resource);
         let fields = Fields::read(&parts, body).await.map_err(on)?;
         let secret = fields.owner_token().map_err(on)?.ok_or_else(|| on(no_owner_token()))?;
@@ -240,7 +270,7 @@ async fn renew(State(shared): Ours, request: Request) -> Response {
 async fn release(State(shared): Ours, request: Request) -> Response {
     let (parts, body) = request.into_parts();
     finish(async {
-        let resource = resource(&parts, "")?;
+        let resource = shared.enter(&parts, "", Role::Lock)?;
         let secret = body::owner_token_of_release(&parts, body)
             .await
             .and_then(|secret| secret.ok_or_else(no_owner_token))
@@ -277,7 +307,7 @@ fn answer_release(
 async fn show(State(shared): Ours, request: Request) -> Response {
     let (parts, _) = request.into_parts();
     finish(async {
-        let resource = resource(&parts, "")?;
+        let resource = shared.enter(&parts, "", Role::Read)?;
         match shared.store.show(&resource).await {
             Ok(Some(held)) => Ok(answer::lock(&resource, &held)),
             Ok(None) => Err(Problem::new(ProblemKind::NOT_HELD).with_resource(&resource)),
@@ -290,7 +320,7 @@ async fn show(State(shared): Ours, request: Request) -> Response {
 async fn token(State(shared): Ours, request: Request) -> Response {
     let (parts, _) = request.into_parts();
     finish(async {
-        let resource = resource(&parts, "/token")?;
+        let resource = shared.enter(&parts, "/token", Role::Read)?;
         match shared.store.highest_token(&resource).await {
             Ok(Some(token)) => Ok(answer::token(&resource, token)),
             Ok(None) => Err(Problem::new(ProblemKind::NOT_HELD)
