@@ -27,10 +27,19 @@ impl Failure {
         Self(format!("{text}, {setting}=`{value}`"))
     }
 
+    fn line(&self) -> String {
+        self.0.replace(['\n', '\r'], " ")
+    }
+
     pub(super) fn report(self) -> ExitCode {
-        let line = self.0.replace(['\n', '\r'], " ");
         // There is nobody left to tell when stderr is closed.
-        let _ = writeln!(std::io::stderr(), "fencing: {line}");
+        let _ = writeln!(std::io::stderr(), "fencing: {}", self.line());
         ExitCode::FAILURE
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.line())
     }
 }

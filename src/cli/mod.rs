@@ -2,6 +2,7 @@
 
 mod database;
 mod failure;
+mod key;
 mod serve;
 
 use std::process::ExitCode;
@@ -18,6 +19,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Key(key::Key),
     Serve(serve::Serve),
 }
 
@@ -25,6 +27,7 @@ enum Command {
 /// clap's own, for what is no command line, have exit code 2.
 pub(crate) fn main() -> ExitCode {
     let done = match Cli::parse().command {
+        Command::Key(key) => key.run(),
         Command::Serve(serve) => serve.run(),
     };
     match done {

@@ -46,6 +46,12 @@ fn help_tells_what_there_is_to_know() {
         "--log",
         "RUST_LOG",
         "--insecure-no-auth",
+        "--keys <FILE>",
+        "FENCING_KEYS",
+        "--tls-cert",
+        "--tls-key",
+        "--max-connections",
+        "SIGHUP",
         "Examples:",
         "curl -X POST",
         "listening on http://",
@@ -82,6 +88,13 @@ fn what_is_no_command_line_is_exit_code_2() {
         &["serve", "--max-ttl", "30"],
         &["serve", "--log", "=a=b="],
         &["serve", "extra"],
+        &["serve", "--max-connections", "0"],
+        &["serve", "--keys", "k", "--insecure-no-auth"],
+        &["serve", "--tls-cert", "c"],
+        &["serve", "--tls-key", "k"],
+        &["key"],
+        &["key", "new"],
+        &["key", "new", "name", "--roles", "lock"],
     ] {
         let output = run(arguments);
         assert_eq!(output.status.code(), Some(2), "{arguments:?} {output:?}");
@@ -164,7 +177,7 @@ fn an_address_others_can_reach_has_to_be_asked_for() {
     let url = format!("sqlite:{}", directory.path().join("locks.db").display());
     for address in ["0.0.0.0:0", "[::]:0", "192.0.2.1:0", "[::ffff:192.0.2.1]:0"] {
         let output = run(&["serve", "--listen", address, "--database", &url]);
-        one_line(&output, &["--insecure-no-auth", "no keys"]);
+        one_line(&output, &["--keys", "--insecure-no-auth", "no keys"]);
     }
     for address in ["127.0.0.1:0", "localhost:0"] {
         drop(Server::with(["--listen", address, "--database", &url]));

@@ -6,8 +6,11 @@
 #[path = "../sql/support.rs"]
 mod support;
 
+mod access;
 mod command_line;
+mod connections;
 mod crash;
 mod databases;
 mod process;
 mod serve;
+mod tls;

@@ -5,6 +5,8 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -16,9 +18,17 @@ pub(crate) const BOUND: Duration = Duration::from_secs(60);
 /// The program, with nothing of this process's environment that it would look at.
 pub(crate) fn fencing() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_fencing"));
-    for variable in
-        ["FENCING_LISTEN", "FENCING_DATABASE", "FENCING_MAX_TTL", "FENCING_MAX_HOLD", "RUST_LOG"]
-    {
+    for variable in [
+        "FENCING_LISTEN",
+        "FENCING_DATABASE",
+        "FENCING_MAX_TTL",
+        "FENCING_MAX_HOLD",
+        "FENCING_MAX_CONNECTIONS",
+        "FENCING_KEYS",
+        "FENCING_TLS_CERT",
+        "FENCING_TLS_KEY",
+        "RUST_LOG",
+    ] {
         command.env_remove(variable);
     }
     command.stdin(Stdio::null());
@@ -64,6 +74,9 @@ impl Drop for Guard {
 pub(crate) struct Server {
     child: Guard,
     stdout: BufReader<ChildStdout>,
+    /// What it has logged so far. Read all the time: a full pipe would stop it.
+    log: Arc<Mutex<String>>,
+    reader: JoinHandle<()>,
     pub(crate) address: String,
 }
 
@@ -80,14 +93,25 @@ impl Server {
     pub(crate) fn of(command: &mut Command) -> Self {
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let mut stdout = BufReader::new(child.stdout.take().unwrap());
+        let log: Arc<Mutex<String>> = Arc::default();
+        let (stderr, lines) = (BufReader::new(child.stderr.take().unwrap()), Arc::clone(&log));
+        let reader = std::thread::spawn(move || {
+            for line in stderr.lines() {
+                lines.lock().unwrap().extend([line.unwrap().as_str(), "\n"]);
+            }
+        });
         let mut child = Guard(Some(child));
         let mut line = String::new();
         stdout.read_line(&mut line).unwrap();
-        let Some(address) = line.strip_prefix("listening on http://") else {
-            panic!("not ready: {line:?} {:?}", Guard(child.0.take()).end());
+        let said = line.strip_prefix("listening on http");
+        let said = said.map(|rest| rest.strip_prefix('s').unwrap_or(rest));
+        let Some(address) = said.and_then(|rest| rest.strip_prefix("://")) else {
+            let output = Guard(child.0.take()).end();
+            reader.join().unwrap();
+            panic!("not ready: {line:?} {output:?} {log:?}");
         };
         let address = address.trim_end().to_owned();
-        Self { child, stdout, address }
+        Self { child, stdout, log, reader, address }
     }
 
     pub(crate) fn signal(&self, signal: Signal) {
@@ -95,12 +119,18 @@ impl Server {
         kill_process(Pid::from_child(child), signal).unwrap();
     }
 
+    pub(crate) fn log(&self) -> String {
+        self.log.lock().unwrap().clone()
+    }
+
     /// Waits for its end: the exit code, the rest of its stdout, its stderr.
     pub(crate) fn end(mut self) -> (Option<i32>, String, String) {
         let output = Guard(self.child.0.take()).end();
         let mut rest = String::new();
         self.stdout.read_to_string(&mut rest).unwrap();
-        (output.status.code(), rest, String::from_utf8(output.stderr).unwrap())
+        self.reader.join().unwrap();
+        let log = std::mem::take(&mut *self.log.lock().unwrap());
+        (output.status.code(), rest, log)
     }
 
     pub(crate) fn request(&self, request: &str) -> Answer {
@@ -183,4 +213,14 @@ pub(crate) fn read_answer(socket: &mut TcpStream) -> std::io::Result<Answer> {
 #[allow(clippy::disallowed_methods, reason = "a bound on real processes")]
 pub(crate) fn now() -> Instant {
     Instant::now()
+}
+
+/// Waits for a condition, within bounds.
+#[track_caller]
+pub(crate) fn until(condition: impl Fn() -> bool) {
+    let began = now();
+    while !condition() {
+        assert!(began.elapsed() < BOUND, "it did not come true");
+        std::thread::sleep(Duration::from_millis(10));
+    }
 }

@@ -1,18 +1,24 @@
 //! `fencing serve`: the lock endpoint as a server.
 
+mod access;
+mod connections;
+mod listen;
+mod tls;
+
 use std::future::Future;
 use std::io::{self, IsTerminal as _, Write as _};
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use axum::Router;
-use axum::serve::ListenerExt as _;
 use clap::Args;
 use fencing::lock::Endpoint;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tracing_subscriber::EnvFilter;
 
+use self::access::Access;
 use super::database::{Database, Opened};
 use super::failure::Failure;
 
@@ -37,10 +43,20 @@ Examples:
           -d '{\"owner_token\":\"pick-a-random-one\",\"ttl_seconds\":30}'
       curl -X DELETE localhost:7070/locks/nightly-batch -H 'x-lock-owner-token: pick-a-random-one'
 
+  Let in only who has a key, over TLS:
+      fencing key new worker-1 --roles lock --resources nightly- --file keys.txt
+      fencing serve --listen 0.0.0.0:7070 --keys keys.txt \\
+          --tls-cert server.pem --tls-key server.key
+      curl --cacert ca.pem -H \"authorization: Bearer $KEY\" https://...
+
+Signals:
+  SIGTERM and Ctrl-C end it: it stops accepting, ends the waits of those who wait for a lock, and
+  gives requests in progress 5 seconds. SIGHUP makes it read keys, certificate and private key
+  again; if one of these files is broken the log says so, and what was valid before stays valid.
+
 Output:
-  When it is ready it prints one line to stdout, `listening on http://ADDRESS:PORT`. Logs go to
-  stderr. SIGTERM and Ctrl-C end it: it stops accepting, ends the waits of those who wait for a
-  lock, and gives requests in progress 5 seconds.
+  When it is ready it prints one line to stdout, `listening on http://ADDRESS:PORT`, with
+  https where it serves TLS. Logs go to stderr.
 
 Exit codes:
   0  it was told to stop
@@ -58,8 +74,8 @@ Exit codes:
 pub(super) struct Serve {
     /// Where to listen: an address and a port; port 0 lets the system pick one.
     ///
-    /// There are no keys yet: whoever reaches this address can take any lock. So an address that
-    /// other machines reach is refused unless --insecure-no-auth is given too.
+    /// Without --keys, whoever reaches this address can take any lock. So an address that other
+    /// machines reach is refused unless --keys or --insecure-no-auth is given too.
     #[arg(long, env = "FENCING_LISTEN", value_name = "ADDRESS:PORT", default_value = "127.0.0.1:7070", value_parser = listen)]
     listen: String,
 
@@ -84,6 +100,32 @@ pub(super) struct Serve {
     /// The longest a lock may be held in all, however often it is renewed. No limit unless given.
     #[arg(long, env = "FENCING_MAX_HOLD", value_name = "DURATION", value_parser = duration)]
     max_hold: Option<Duration>,
+
+    /// Lets in only who has a key of this file, with what it may be used for.
+    ///
+    /// A line of it is NAME DIGEST ROLES RESOURCES, such as `worker-1 sha256:2c26... lock,read
+    /// inventory: =nightly-batch`; `fencing key new` makes keys and their lines. The roles are lock
+    /// (acquire, renew, release), read (look at locks), metrics, and admin (all of these).
+    /// Resources are prefixes of names, =NAME for one, or * for all.
+    #[arg(long, env = "FENCING_KEYS", value_name = "FILE", conflicts_with = "insecure_no_auth")]
+    keys: Option<PathBuf>,
+
+    /// Serves TLS with this certificate and those it was signed by, as PEM.
+    #[cfg(feature = "tls")]
+    #[arg(long, env = "FENCING_TLS_CERT", value_name = "FILE", requires = "tls_key")]
+    tls_cert: Option<PathBuf>,
+
+    /// The private key of the certificate, as PEM.
+    #[cfg(feature = "tls")]
+    #[arg(long, env = "FENCING_TLS_KEY", value_name = "FILE", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
+
+    /// How many connections there may be at once: 10000, or what the limit of open files leaves.
+    ///
+    /// When all are in use, a newcomer takes the place of the one that is idle for the longest. A
+    /// connection that is idle for 30 s is closed in any case.
+    #[arg(long, env = "FENCING_MAX_CONNECTIONS", value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
+    max_connections: Option<u32>,
 
     /// What is logged: a level (error, warn, info, debug, trace) or filters such as
     /// fencing=debug,sqlx=warn.
@@ -111,6 +153,9 @@ impl Serve {
     }
 
     async fn serve(self) -> Result<(), Failure> {
+        let access = self.access()?;
+        let max_connections = self.max_connections.and_then(|max| usize::try_from(max).ok());
+        let max_connections = listen::max_connections(max_connections).map_err(Failure::new)?;
         let database = Database::parse(&self.database)?;
         let listener = self.bind().await?;
         let Opened { locks, close } = database.open().await?;
@@ -118,6 +163,9 @@ impl Serve {
         let mut endpoint = Endpoint::new(locks).with_max_ttl(self.max_ttl);
         if let Some(max_hold) = self.max_hold {
             endpoint = endpoint.with_max_hold(max_hold);
+        }
+        if let Some(keys) = access.keys() {
+            endpoint = endpoint.with_keys(keys);
         }
         let waits = endpoint.waits();
         let app = Router::new().nest("/locks", endpoint.router());
@@ -128,30 +176,27 @@ impl Serve {
         let address = listener
             .local_addr()
             .map_err(|error| Failure::new(format!("cannot tell the address: {error}")))?;
-        say_ready(address);
+        let tls = access.tls();
+        tokio::spawn(
+            access
+                .reload_when_told()
+                .map_err(|error| Failure::new(format!("cannot handle signals: {error}")))?,
+        );
+        say_ready(address, if tls.is_some() { "https" } else { "http" });
 
         let (stopping, stopped) = oneshot::channel();
-        let listener = listener.tap_io(|tcp| {
-            // Answers are small, and each is waited for.
-            let _ = tcp.set_nodelay(true);
-        });
-        let server = axum::serve(listener, app).with_graceful_shutdown(async move {
+        let server = listen::serve(listener, app, tls, max_connections, async move {
             told.await;
             tracing::info!("stopping");
             waits.end();
             let _ = stopping.send(());
         });
         let too_long = async move {
-            // The sender goes with the server when that fails by itself.
-            if stopped.await.is_err() {
-                std::future::pending::<()>().await;
-            }
+            let _ = stopped.await;
             tokio::time::sleep(GRACE).await;
         };
         tokio::select! {
-            served = server => {
-                served.map_err(|error| Failure::new(format!("the server failed: {error}")))?;
-            }
+            () = server => {}
             () = too_long => tracing::warn!("requests in progress were cut off"),
         }
         // Folds the write-ahead log into the file. Whatever is committed is safe without it.
@@ -161,31 +206,58 @@ impl Serve {
         Ok(())
     }
 
+    fn access(&self) -> Result<Access, Failure> {
+        #[cfg(feature = "tls")]
+        let tls = match (&self.tls_cert, &self.tls_key) {
+            (Some(cert), Some(key)) => Some(tls::Tls::open(cert, key)?),
+            _ => None,
+        };
+        #[cfg(not(feature = "tls"))]
+        let tls = None;
+        Access::open(self.keys.as_deref(), tls)
+    }
+
+    #[cfg(feature = "tls")]
+    fn has_tls(&self) -> bool {
+        self.tls_cert.is_some()
+    }
+
+    #[cfg(not(feature = "tls"))]
+    fn has_tls(&self) -> bool {
+        false
+    }
+
     async fn bind(&self) -> Result<TcpListener, Failure> {
         let cannot =
             |error: io::Error| Failure::of("cannot listen", &error, "listen", &self.listen);
         let addresses: Vec<_> =
             tokio::net::lookup_host(&self.listen).await.map_err(cannot)?.collect();
         let open = addresses.iter().find(|address| !address.ip().to_canonical().is_loopback());
-        if let Some(open) = open
-            && !self.insecure_no_auth
-        {
-            return Err(Failure::new(format!(
-                "refusing an address that other machines can reach, since there are no keys yet: \
-                 listen on 127.0.0.1, or give --insecure-no-auth, listen=`{open}`"
-            )));
-        }
-        if open.is_some() {
-            tracing::warn!(listen = self.listen, "anybody who can reach this can take any lock");
+        match (open, &self.keys) {
+            (Some(open), None) if !self.insecure_no_auth => {
+                return Err(Failure::new(format!(
+                    "refusing an address that other machines can reach, since there are no keys: \
+                     listen on 127.0.0.1, or give --keys or --insecure-no-auth, listen=`{open}`"
+                )));
+            }
+            (Some(_), None) => {
+                let listen = &self.listen;
+                tracing::warn!(listen, "anybody who can reach this can take any lock");
+            }
+            (Some(_), Some(_)) if !self.has_tls() => tracing::warn!(
+                "keys and owner tokens go over the network in clear text: give --tls-cert and \
+                 --tls-key, or see to it that something in front of this serves TLS"
+            ),
+            _ => {}
         }
         TcpListener::bind(&*addresses).await.map_err(cannot)
     }
 }
 
 #[allow(clippy::print_stdout, reason = "this line is the interface to whoever started it")]
-fn say_ready(address: SocketAddr) {
+fn say_ready(address: SocketAddr, scheme: &str) {
     let mut stdout = io::stdout().lock();
-    let said = writeln!(stdout, "listening on http://{address}").and_then(|()| stdout.flush());
+    let said = writeln!(stdout, "listening on {scheme}://{address}").and_then(|()| stdout.flush());
     if let Err(error) = said {
         tracing::warn!(%error, %address, "ready, but stdout is closed");
     }
