@@ -3,13 +3,19 @@ use std::fmt;
 use std::io::Write as _;
 use std::process::ExitCode;
 
-/// Why a command failed: one line for people.
+/// Why a command failed: one line for people, and an exit code for programs.
 #[derive(Debug)]
-pub(super) struct Failure(String);
+pub(super) struct Failure {
+    text: String,
+    code: u8,
+}
+
+/// What went wrong has no exit code of its own.
+const GENERAL: u8 = 1;
 
 impl Failure {
     pub(super) fn new(what: impl fmt::Display) -> Self {
-        Self(what.to_string())
+        Self { text: what.to_string(), code: GENERAL }
     }
 
     /// What failed, the causes of `error`, and which setting it is about.
@@ -24,17 +30,23 @@ impl Failure {
             }
             next = error.source();
         }
-        Self(format!("{text}, {setting}=`{value}`"))
+        Self::new(format!("{text}, {setting}=`{value}`"))
+    }
+
+    /// Sets the exit code.
+    pub(super) fn code(mut self, code: u8) -> Self {
+        self.code = code;
+        self
     }
 
     fn line(&self) -> String {
-        self.0.replace(['\n', '\r'], " ")
+        self.text.replace(['\n', '\r'], " ")
     }
 
     pub(super) fn report(self) -> ExitCode {
         // There is nobody left to tell when stderr is closed.
         let _ = writeln!(std::io::stderr(), "fencing: {}", self.line());
-        ExitCode::FAILURE
+        ExitCode::from(self.code)
     }
 }
 

@@ -1,9 +1,15 @@
 //! The commands of the `fencing` program.
 
 mod database;
+mod endpoint;
+mod exit;
 mod failure;
+mod grants;
 mod key;
+#[cfg(unix)]
+mod run;
 mod serve;
+mod values;
 
 use std::process::ExitCode;
 
@@ -21,17 +27,50 @@ struct Cli {
 enum Command {
     Key(key::Key),
     Serve(serve::Serve),
+    #[cfg(unix)]
+    Run(run::Run),
+    Acquire(grants::Acquire),
+    Renew(grants::Renew),
+    Release(grants::Release),
+    Show(grants::Show),
+    #[cfg(target_os = "linux")]
+    #[command(hide = true, name = run::BECOME)]
+    Become(run::Become),
 }
 
-/// Parses the command line and runs the command. Errors are one line on stderr and exit code 1;
-/// clap's own, for what is no command line, have exit code 2.
+/// Parses the command line and runs the command. Errors are one line on stderr and an exit code;
+/// clap's own, for what is no command line, have exit code 2, or 64 where 2 may be that of the
+/// command which is run.
 pub(crate) fn main() -> ExitCode {
-    let done = match Cli::parse().command {
-        Command::Key(key) => key.run(),
-        Command::Serve(serve) => serve.run(),
+    let command = match Cli::try_parse() {
+        Ok(cli) => cli.command,
+        Err(error) => {
+            // Help and version are errors too, and there is nobody left to tell when this fails.
+            let _ = error.print();
+            return ExitCode::from(if !error.use_stderr() {
+                0
+            } else if std::env::args_os().nth(1).is_some_and(|name| is_for_scripts(&name)) {
+                exit::USAGE
+            } else {
+                2
+            });
+        }
     };
-    match done {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => failure.report(),
-    }
+    let done = match command {
+        Command::Key(key) => key.run().map(|()| ExitCode::SUCCESS),
+        Command::Serve(serve) => serve.run().map(|()| ExitCode::SUCCESS),
+        #[cfg(unix)]
+        Command::Run(run) => run.run(),
+        Command::Acquire(acquire) => acquire.run(),
+        Command::Renew(renew) => renew.run(),
+        Command::Release(release) => release.run(),
+        Command::Show(show) => show.run(),
+        #[cfg(target_os = "linux")]
+        Command::Become(command) => command.run(),
+    };
+    done.unwrap_or_else(failure::Failure::report)
+}
+
+fn is_for_scripts(command: &std::ffi::OsStr) -> bool {
+    ["run", "acquire", "renew", "release", "show"].iter().any(|name| command == *name)
 }

@@ -12,5 +12,8 @@ mod connections;
 mod crash;
 mod databases;
 mod process;
+#[cfg(target_os = "linux")]
+mod run;
+mod scripts;
 mod serve;
 mod tls;

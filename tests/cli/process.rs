@@ -18,34 +18,37 @@ pub(crate) const BOUND: Duration = Duration::from_secs(60);
 /// The program, with nothing of this process's environment that it would look at.
 pub(crate) fn fencing() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_fencing"));
-    for variable in [
-        "FENCING_LISTEN",
-        "FENCING_DATABASE",
-        "FENCING_MAX_TTL",
-        "FENCING_MAX_HOLD",
-        "FENCING_MAX_CONNECTIONS",
-        "FENCING_KEYS",
-        "FENCING_TLS_CERT",
-        "FENCING_TLS_KEY",
-        "RUST_LOG",
-    ] {
-        command.env_remove(variable);
+    for (variable, _) in std::env::vars_os() {
+        if variable.to_str().is_some_and(|name| name.starts_with("FENCING_")) {
+            command.env_remove(variable);
+        }
     }
+    command.env_remove("RUST_LOG");
     command.stdin(Stdio::null());
     command
 }
 
 /// Runs a command line that is expected to end by itself.
 pub(crate) fn run(arguments: &[&str]) -> Output {
-    let child = fencing().args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
-    let server = Guard(Some(child.unwrap()));
-    server.end()
+    Guard::spawn(fencing().args(arguments)).end()
 }
 
 /// A child that does not outlive its test.
 pub(crate) struct Guard(Option<Child>);
 
 impl Guard {
+    pub(crate) fn spawn(command: &mut Command) -> Self {
+        Self(Some(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()))
+    }
+
+    pub(crate) fn pid(&self) -> Pid {
+        Pid::from_child(self.0.as_ref().unwrap())
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        kill_process(self.pid(), signal).unwrap();
+    }
+
     /// Waits for it to end, within bounds.
     pub(crate) fn end(mut self) -> Output {
         let mut child = self.0.take().unwrap();
@@ -91,6 +94,17 @@ impl Server {
     }
 
     pub(crate) fn of(command: &mut Command) -> Self {
+        Self::try_of(command).unwrap_or_else(|why| panic!("not ready: {why}"))
+    }
+
+    /// `None` when it does not start, as on a port that is not free.
+    pub(crate) fn try_with<S: AsRef<OsStr>>(
+        arguments: impl IntoIterator<Item = S>,
+    ) -> Option<Self> {
+        Self::try_of(fencing().arg("serve").args(arguments)).ok()
+    }
+
+    fn try_of(command: &mut Command) -> Result<Self, String> {
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let mut stdout = BufReader::new(child.stdout.take().unwrap());
         let log: Arc<Mutex<String>> = Arc::default();
@@ -100,23 +114,22 @@ impl Server {
                 lines.lock().unwrap().extend([line.unwrap().as_str(), "\n"]);
             }
         });
-        let mut child = Guard(Some(child));
+        let child = Guard(Some(child));
         let mut line = String::new();
         stdout.read_line(&mut line).unwrap();
         let said = line.strip_prefix("listening on http");
         let said = said.map(|rest| rest.strip_prefix('s').unwrap_or(rest));
         let Some(address) = said.and_then(|rest| rest.strip_prefix("://")) else {
-            let output = Guard(child.0.take()).end();
+            let output = child.end();
             reader.join().unwrap();
-            panic!("not ready: {line:?} {output:?} {log:?}");
+            return Err(format!("{line:?} {output:?} {log:?}"));
         };
         let address = address.trim_end().to_owned();
-        Self { child, stdout, log, reader, address }
+        Ok(Self { child, stdout, log, reader, address })
     }
 
     pub(crate) fn signal(&self, signal: Signal) {
-        let child = self.child.0.as_ref().unwrap();
-        kill_process(Pid::from_child(child), signal).unwrap();
+        self.child.signal(signal);
     }
 
     pub(crate) fn log(&self) -> String {
@@ -143,6 +156,24 @@ impl Server {
 
     pub(crate) fn get(&self, path: &str) -> Answer {
         self.request(&format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"))
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    pub(crate) fn is_held(&self, resource: &str) -> bool {
+        self.get(&format!("/locks/{resource}")).status == 200
+    }
+
+    /// Releases what [`take`](Self::take) has taken.
+    pub(crate) fn give_back(&self, resource: &str, owner: &str) -> u16 {
+        let request = format!(
+            "DELETE /locks/{resource} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\
+             x-lock-owner-token: {}\r\n\r\n",
+            secret(owner)
+        );
+        self.request(&request).status
     }
 
     /// Acquires `resource` for `owner`, whose owner token is made of the label.
@@ -222,5 +253,18 @@ pub(crate) fn until(condition: impl Fn() -> bool) {
     while !condition() {
         assert!(began.elapsed() < BOUND, "it did not come true");
         std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Waits until something is there.
+#[track_caller]
+pub(crate) fn until_some<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let began = now();
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(began.elapsed() < BOUND, "{what}");
+        std::thread::sleep(Duration::from_millis(5));
     }
 }

@@ -21,6 +21,7 @@ use tracing_subscriber::EnvFilter;
 use self::access::Access;
 use super::database::{Database, Opened};
 use super::failure::Failure;
+use super::values::{duration, filter};
 
 /// How long requests in progress may take to end once the server was told to stop.
 const GRACE: Duration = Duration::from_secs(5);
@@ -292,17 +293,4 @@ fn listen(text: &str) -> Result<String, String> {
         }
         _ => Err("expected an address and a port, such as 127.0.0.1:7070".to_owned()),
     }
-}
-
-fn duration(text: &str) -> Result<Duration, String> {
-    let expected = "expected a duration above zero, such as 500ms, 90s, 15m or 24h";
-    let parsed: jiff::SignedDuration = text.parse().map_err(|_| expected.to_owned())?;
-    match Duration::try_from(parsed) {
-        Ok(duration) if duration >= Duration::from_millis(1) => Ok(duration),
-        _ => Err(expected.to_owned()),
-    }
-}
-
-fn filter(text: &str) -> Result<String, String> {
-    EnvFilter::try_new(text).map(|_| text.to_owned()).map_err(|error| error.to_string())
 }
