@@ -11,7 +11,7 @@
 //! |---|---|---|
 //! | [`guard`] | tower layer: rejects requests whose `X-Fencing-Token` is below the last accepted one | none; `axum` for templates and extractors |
 //! | [`marks`] | where the last accepted tokens are kept | none |
-//! | `sql` | puts the check and the protected write into one atomic unit | `sqlite` |
+//! | `sql` | puts the check and the protected write into one atomic unit | `sqlite`, `postgres`, `mysql` |
 //! | `lock` | the HTTP endpoint that grants leases with strictly increasing tokens | `server` |
 //! | `client` | acquires leases, renews them, reports their loss | `client` |
 //! | `testing` | an in-memory lock server and a clock for your own tests | `testing` |

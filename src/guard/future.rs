@@ -13,6 +13,7 @@ use tracing::Span;
 
 use super::admit::{Conclusion, Config, Offer};
 use super::respond::{Documents, Refusal, Respond};
+use crate::Problem;
 use crate::Verdict;
 use crate::marks::MarksError;
 
@@ -66,6 +67,15 @@ impl Echo {
             Conclusion::Accepted => {
                 response.headers_mut().insert(config.options.header.clone(), offer.text);
                 response
+            }
+            // What the handler's own transaction refused, in its words, shows the mark.
+            Conclusion::Silent if config.options.hide_last_token => {
+                let shown = response.extensions().get::<Problem>();
+                match shown.filter(|problem| problem.last_token().is_some()).cloned() {
+                    Some(problem) => Refusal::new(problem.without_last_token(), response.headers())
+                        .into_response::<W, R>(),
+                    None => response,
+                }
             }
             Conclusion::Silent => response,
             // What kind of answer the caller reads, the one in its place tells.

@@ -331,13 +331,27 @@ impl From<FenceError> for Problem {
 impl axum::response::IntoResponse for FenceError {
     fn into_response(self) -> axum::response::Response {
         let error: &(dyn StdError + 'static) = &self;
+        let problem = Problem::from(&self);
+        macro_rules! refused {
+            ($level:ident, $message:literal) => {
+                tracing::$level!(
+                    target: "fencing::sql",
+                    resource = problem.resource().map(crate::Resource::as_str),
+                    token = problem.token().map(i64::from),
+                    last_token = problem.last_token().map(i64::from),
+                    verdict = problem.kind().name(),
+                    error,
+                    $message
+                )
+            };
+        }
         match self.kind() {
             FenceErrorKind::Stale { .. } | FenceErrorKind::Contended => {
-                tracing::info!(error, "a fenced write was refused");
+                refused!(info, "a fenced write was refused");
             }
-            _ => tracing::error!(error, "a fenced write failed"),
+            _ => refused!(error, "a fenced write failed"),
         }
-        Problem::from(&self).into_http()
+        problem.into_http()
     }
 }
 

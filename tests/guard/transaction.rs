@@ -268,3 +268,20 @@ async fn m5_a_jump_limit_counts_from_the_floor_of_the_marks() {
     assert_eq!(refused(&app, put("/second", "1000000000")).await, (412, "stale-token"));
     assert_eq!(status(&app, put("/second", "1000000001")).await, 200);
 }
+
+#[tokio::test]
+async fn a_hidden_mark_is_hidden_in_what_the_transaction_refuses_too() {
+    let shop = Shop::open().await;
+    let layer = FenceLayer::new(SqlMarks::new(shop.pool.clone())).resource("item");
+    let app = Router::new()
+        .route("/set/{quantity}", routing::put(set))
+        .route_layer(layer.deferred().hide_last_token(true))
+        .with_state(shop.pool.clone());
+    assert_eq!(status(&app, put("/set/7", "34")).await, StatusCode::OK);
+    let response = send(&app, put("/set/8", "33")).await;
+    assert_eq!(response.status(), 412);
+    let body = axum::body::to_bytes(response.into_body(), 4096).await.unwrap();
+    let body = String::from_utf8(body.to_vec()).unwrap();
+    assert!(body.contains("stale-token") && !body.contains("last_token"), "{body}");
+    assert_eq!(shop.quantity().await, 7);
+}

@@ -30,11 +30,15 @@ async fn an_item_is_put_taken_shown_logged_and_deleted() {
     assert_eq!(service.take(2, 34, 1, 0).await.status, 404);
     let delete = [("x-fencing-token", "34"), ("x-request-id", "r-3")];
     assert_eq!(service.call(Method::DELETE, "/inventory/1", &delete, "").await.status, 204);
+    let log = service.get("/inventory/1/log").await.body;
+    // One is made where none came.
+    let id = |n: usize| log[n]["request_id"].as_str().unwrap();
+    assert!(!id(0).is_empty() && id(0) != id(1));
     assert_eq!(
-        service.get("/inventory/1/log").await.body,
+        log,
         json!([
-            {"seq": 1, "token": 33, "op": "put", "quantity": 5, "request_id": "-"},
-            {"seq": 2, "token": 34, "op": "take", "quantity": 4, "request_id": "-"},
+            {"seq": 1, "token": 33, "op": "put", "quantity": 5, "request_id": id(0)},
+            {"seq": 2, "token": 34, "op": "take", "quantity": 4, "request_id": id(1)},
             {"seq": 3, "token": 34, "op": "delete", "quantity": null, "request_id": "r-3"},
         ])
     );
@@ -148,7 +152,12 @@ async fn without_the_fence_the_zombie_writes() {
 
 #[tokio::test]
 async fn i6_bad_input_gets_a_problem_and_nothing_is_written() {
-    let service = Service::start(&[]).await;
+    for level in ["door", "exclusive", "transaction"] {
+        bad_input(&Service::start(&["--level", level]).await).await;
+    }
+}
+
+async fn bad_input(service: &Service) {
     assert_eq!(service.put(1, 33, 5, 0).await.status, 204);
     let token = ("x-fencing-token", "33");
     let body = r#"{"quantity":9}"#;
@@ -168,6 +177,9 @@ async fn i6_bad_input_gets_a_problem_and_nothing_is_written() {
         ("/inventory/1", &[token], r#"{"quantity":1.5}"#, 422, "invalid-field"),
         ("/inventory/1", &[token], "{}", 422, "invalid-field"),
         ("/inventory/1", &[token], "{", 400, "malformed-body"),
+        ("/inventory/1", &[token], "[5]", 400, "malformed-body"),
+        ("/inventory/1", &[token], "5", 400, "malformed-body"),
+        ("/inventory/1", &[token], r#"{"quantity":1,"quantity":2}"#, 400, "malformed-body"),
         ("/inventory/1", &[token, ("x-demo-pause-ms", "8001")], body, 422, "invalid-field"),
     ];
     for (path, headers, body, status, problem) in cases {
@@ -176,7 +188,10 @@ async fn i6_bad_input_gets_a_problem_and_nothing_is_written() {
         assert_eq!(got, (*status, *problem), "{path} {headers:?} {body}");
         assert_eq!(answer.headers["content-type"], "application/problem+json");
     }
-    assert_eq!(service.call(Method::PATCH, "/inventory/1", &[token], body).await.status, 405);
+    // 405 and 404 come first: what is not served raises no mark.
+    let higher = [("x-fencing-token", "99")];
+    assert_eq!(service.call(Method::PATCH, "/inventory/1", &higher, body).await.status, 405);
+    assert_eq!(service.call(Method::PATCH, "/inventory/1", &[], body).await.status, 405);
     assert_eq!(service.call(Method::PUT, "/nowhere", &[token], body).await.status, 404);
     assert_eq!(service.applied(1).await, [33]);
     assert_eq!(
