@@ -26,9 +26,13 @@ struct Args {
     /// Where to listen; port 0 takes a free one. The address is printed when ready.
     #[arg(long, default_value = "127.0.0.1:8080")]
     listen: SocketAddr,
-    /// The database of stock, marks and locks, made when missing.
+    /// The database of stock, marks and locks: sqlite:FILE, postgres://USER@HOST/NAME or
+    /// mysql://USER@HOST/NAME. The tables, and a file, are made when missing.
     #[arg(long, default_value = "sqlite:inventory.db")]
     database: String,
+    /// What the names of all tables begin with, where the database is shared.
+    #[arg(long, default_value = "")]
+    prefix: String,
     /// Where the fence is.
     #[arg(long, value_enum, default_value = "transaction")]
     level: app::Level,
@@ -56,7 +60,8 @@ async fn main() -> ExitCode {
 
 #[allow(clippy::print_stdout, reason = "the ready line is for whoever started the service")]
 async fn serve(args: &Args) -> Result<(), app::OpenError> {
-    let app::App { router, waits } = app::open(&args.database, args.level, args.fence).await?;
+    let app::App { router, waits } =
+        app::open(&args.database, &args.prefix, args.level, args.fence).await?;
     let listener = TcpListener::bind(args.listen)
         .await
         .map_err(|error| format!("cannot listen on {}: {error}", args.listen))?;

@@ -22,9 +22,11 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    pub(crate) fn start(args: &[String]) -> Result<Self, Error> {
+    /// What others may not see on a command line goes into its environment.
+    pub(crate) fn start(args: &[&str], environment: &[(&str, &str)]) -> Result<Self, Error> {
         let mut child = Command::new(std::env::current_exe()?)
             .args(args)
+            .envs(environment.iter().copied())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .kill_on_drop(true)

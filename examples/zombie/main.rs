@@ -18,6 +18,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+use self::database::Stage;
 use self::scenes::Scene;
 use self::show::Show;
 
@@ -44,8 +45,12 @@ struct Args {
     #[arg(long)]
     json: bool,
     /// Keep the databases in this folder, to look at them afterwards [default: a temporary folder]
-    #[arg(long, value_name = "FOLDER")]
+    #[arg(long, value_name = "FOLDER", conflicts_with = "database")]
     keep: Option<std::path::PathBuf>,
+    /// Play on this database instead, in tables of its own that are dropped afterwards:
+    /// postgres://USER@HOST/NAME or mysql://USER@HOST/NAME
+    #[arg(long, value_name = "URL")]
+    database: Option<String>,
 }
 
 /// What a process of the demo does. For the demo itself.
@@ -100,7 +105,20 @@ async fn play(args: &Args) -> Result<bool, Error> {
     let mut ends = Vec::new();
     for scene in Scene::ALL {
         if args.scene.is_none_or(|only| only == scene) {
-            ends.push(scenes::play(scene, folder, args.lease_ms, &mut show).await?);
+            show.scene(scene, scene.title());
+            let end = match &args.database {
+                Some(url) => {
+                    let stage = Stage::shared(url)?;
+                    let end = scenes::play(scene, &stage, args.lease_ms, &show).await;
+                    stage.clear().await?;
+                    end?
+                }
+                None => {
+                    let stage = Stage::file(folder, scene.name())?;
+                    scenes::play(scene, &stage, args.lease_ms, &show).await?
+                }
+            };
+            ends.push(end);
         }
     }
     show.table(&ends);

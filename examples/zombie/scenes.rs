@@ -1,13 +1,12 @@
 //! The three scenes: what happens in each, and how it must end.
 
-use std::path::Path;
-
 use serde::Serialize;
 use serde_json::Value;
 
+use crate::Error;
 use crate::children::Process;
+use crate::database::Stage;
 use crate::show::{Show, Tone};
-use crate::{Error, database};
 
 /// The story: five in stock, A takes one, B takes two.
 const ITEM: i64 = 1;
@@ -41,7 +40,7 @@ impl Scene {
         }
     }
 
-    fn title(self) -> &'static str {
+    pub(crate) fn title(self) -> &'static str {
         match self {
             Self::BothOn => "lease on, fence on",
             Self::FenceOff => "lease on, fence off",
@@ -102,21 +101,18 @@ impl End {
 
 pub(crate) async fn play(
     scene: Scene,
-    folder: &Path,
+    stage: &Stage,
     lease_ms: u64,
-    show: &mut Show,
+    show: &Show,
 ) -> Result<End, Error> {
-    show.scene(scene, scene.title());
-    let file = folder.join(format!("{}.db", scene.name()));
-    if file.exists() {
-        return Err(format!("the scene was played here before: remove {}", file.display()).into());
-    }
-    let url = format!("sqlite:{}?mode=rwc", file.display());
-    database::prepare(&url, FLOOR, ITEM, STOCK).await?;
+    stage.prepare(FLOOR, ITEM, STOCK).await?;
     show.say("database", &format!("item {ITEM} has {STOCK}; the floor is {FLOOR}"), Tone::Plain);
 
     let fence = if scene == Scene::FenceOff { "off" } else { "on" };
-    let mut service = start(&["service", "--database", &url, "--fence", fence])?;
+    let mut service = Process::start(
+        &["service", "--prefix", &stage.prefix, "--fence", fence],
+        &[("FENCING_DATABASE", &stage.url)],
+    )?;
     let ready = service.line().await?;
     show.say("service", &ready, Tone::Plain);
     let base = ready.rsplit(' ').next().unwrap_or_default().to_owned();
@@ -125,7 +121,7 @@ pub(crate) async fn play(
     let worker = |name: &str| {
         let (item, ttl, wait) = (ITEM.to_string(), ttl_ms.to_string(), wait_ms.to_string());
         let args = ["--item", &item, "--ttl-ms", &ttl, "--wait-ms", &wait];
-        start(&[&["worker", "--name", name, "--url", &base][..], &args[..]].concat())
+        Process::start(&[&["worker", "--name", name, "--url", &base][..], &args[..]].concat(), &[])
     };
     let (mut a, mut b) = (worker("A")?, worker("B")?);
 
@@ -169,7 +165,7 @@ pub(crate) async fn play(
         );
     }
 
-    let (stock, applied) = database::look(&url, ITEM).await?;
+    let (stock, applied) = stage.look(ITEM).await?;
     let end = End {
         scene,
         token_a,
@@ -191,11 +187,7 @@ pub(crate) async fn play(
     Ok(end)
 }
 
-fn start(args: &[&str]) -> Result<Process, Error> {
-    Process::start(&args.iter().map(|arg| (*arg).to_owned()).collect::<Vec<_>>())
-}
-
-async fn acquire(worker: &mut Process, name: &str, show: &mut Show) -> Result<Option<i64>, Error> {
+async fn acquire(worker: &mut Process, name: &str, show: &Show) -> Result<Option<i64>, Error> {
     let answer = worker.ask("acquire").await?;
     let token = answer["token"].as_i64();
     match token {
@@ -205,7 +197,7 @@ async fn acquire(worker: &mut Process, name: &str, show: &mut Show) -> Result<Op
     Ok(token)
 }
 
-async fn read(worker: &mut Process, name: &str, show: &mut Show) -> Result<(), Error> {
+async fn read(worker: &mut Process, name: &str, show: &Show) -> Result<(), Error> {
     let answer = worker.ask("read").await?;
     show.answer(name, &answer, Tone::Plain);
     Ok(())

@@ -7,15 +7,12 @@ use crate::command_line::{one_line, text};
 use crate::process::{Server, fencing, run};
 use crate::support::{Db, Harness, on_every_server};
 
-/// A database as `--database` takes it.
-trait Url: Harness {
+/// A database as the program meets it.
+trait Program: Harness {
     const NO_DATABASE: &str;
     const DENIED: &str;
     const WRONG_PASSWORD: &str;
 
-    fn url(db: &Db<Self>) -> String
-    where
-        Self: Sized;
     /// The server of a URL as another user, in another database.
     fn url_as(db: &Db<Self>, user: &str, database: &str) -> String
     where
@@ -30,14 +27,10 @@ trait Url: Harness {
         Self: Sized;
 }
 
-impl Url for sqlx::Postgres {
+impl Program for sqlx::Postgres {
     const NO_DATABASE: &str = "does not exist";
     const DENIED: &str = "permission denied for schema";
     const WRONG_PASSWORD: &str = "password authentication failed";
-
-    fn url(db: &Db<Self>) -> String {
-        Self::url_as(db, "postgres", "postgres")
-    }
 
     fn url_as(db: &Db<Self>, user: &str, database: &str) -> String {
         let (port, schema) = (db.options.get_port(), db.name());
@@ -58,14 +51,10 @@ impl Url for sqlx::Postgres {
     }
 }
 
-impl Url for sqlx::MySql {
+impl Program for sqlx::MySql {
     const NO_DATABASE: &str = "Unknown database";
     const DENIED: &str = "denied";
     const WRONG_PASSWORD: &str = "Access denied";
-
-    fn url(db: &Db<Self>) -> String {
-        Self::url_as(db, "root", &db.name())
-    }
 
     fn url_as(db: &Db<Self>, user: &str, database: &str) -> String {
         format!("mysql://{user}@127.0.0.1:{}/{database}", db.options.get_port())
@@ -91,9 +80,9 @@ on_every_server! {
     a_password_is_printed_nowhere,
 }
 
-async fn two_servers_over_one_database_and_a_restart<H: Url>() {
+async fn two_servers_over_one_database_and_a_restart<H: Program>() {
     let db = Db::<H>::empty().await;
-    let serve = || Server::with(["--listen", "127.0.0.1:0", "--database", &H::url(&db)]);
+    let serve = || Server::with(["--listen", "127.0.0.1:0", "--database", &db.url()]);
     let (one, two) = (serve(), serve());
     assert_eq!(one.take("job", "a", 3_600_000).granted_token(), 1);
     assert_eq!(two.take("job", "b", 1000).json["acquired"], false);
@@ -112,10 +101,10 @@ fn serve(url: &str) -> std::process::Output {
     run(&["serve", "--listen", "127.0.0.1:0", "--database", url])
 }
 
-async fn an_unusable_database_is_one_clear_line<H: Url>() {
+async fn an_unusable_database_is_one_clear_line<H: Program>() {
     let db = Db::<H>::empty().await;
     let (user, scheme) = {
-        let url = H::url(&db);
+        let url = db.url();
         let (scheme, rest) = url.split_once("://").unwrap();
         (rest.split('@').next().unwrap().to_owned(), scheme.to_owned())
     };
@@ -136,19 +125,19 @@ async fn an_unusable_database_is_one_clear_line<H: Url>() {
         let url = H::url_as(&db, &format!("{role}:{password}"), &passworded);
         one_line(&serve(&url), &["cannot serve", says, &role]);
     }
-    let database = H::url(&db);
+    let database = db.url();
     let database = database.rsplit('/').next().unwrap().split('?').next().unwrap();
     let url = H::url_as(&db, &format!("{role}:right-one"), database);
     one_line(&serve(&url), &["cannot serve", H::DENIED]);
 
     // Tables of a later version, and tables that are not ours.
-    drop_server(Server::with(["--listen", "127.0.0.1:0", "--database", &H::url(&db)]));
+    drop_server(Server::with(["--listen", "127.0.0.1:0", "--database", &db.url()]));
     let later = "INSERT INTO fencing_schema (version, applied_at) \
                  SELECT MAX(version) + 1, 0 FROM fencing_schema";
     H::run(&mut conn, later).await.unwrap();
-    one_line(&serve(&H::url(&db)), &["tables", "newer"]);
+    one_line(&serve(&db.url()), &["tables", "newer"]);
     H::run(&mut conn, "DROP TABLE fencing_schema").await.unwrap();
-    one_line(&serve(&H::url(&db)), &["tables", "choose another prefix"]);
+    one_line(&serve(&db.url()), &["tables", "choose another prefix"]);
     H::script(&mut conn, &drop).await.unwrap();
 }
 
@@ -158,7 +147,7 @@ fn drop_server(server: Server) {
 }
 
 /// Not in errors, and not in the most talkative log.
-async fn a_password_is_printed_nowhere<H: Url>() {
+async fn a_password_is_printed_nowhere<H: Program>() {
     let db = Db::<H>::empty().await;
     let (role, make, drop) = H::role(&db, "hunter2");
     let mut conn = db.connect().await;

@@ -1,7 +1,16 @@
 //! The inventory example from outside: what its levels promise, and what they do not.
 
 #![cfg(feature = "full")]
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that fails may panic")]
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a test that fails may panic"
+)]
+
+#[allow(clippy::future_not_send, dead_code, unused_macros, unused_imports)]
+#[path = "../sql/support.rs"]
+mod support;
 
 mod service;
 
@@ -10,11 +19,25 @@ use std::time::Duration;
 use http::Method;
 use serde_json::json;
 
-use self::service::{PATIENCE, Service};
+use self::service::{PATIENCE, Service, Tried};
+use self::support::on_every_database;
 
-#[tokio::test]
-async fn an_item_is_put_taken_shown_logged_and_deleted() {
-    let service = Service::start(&[]).await;
+on_every_database! {
+    an_item_is_put_taken_shown_logged_and_deleted,
+    i1_at_level_transaction_a_paused_writer_is_never_overtaken,
+    case_18_at_level_door_a_paused_writer_overwrites_its_successor,
+    i1_at_level_exclusive_a_successor_waits_for_a_paused_writer,
+    i1_at_level_exclusive_a_write_without_its_client_is_waited_for,
+    a_read_with_a_token_is_a_claim,
+    without_the_fence_the_zombie_writes,
+    i6_bad_input_gets_a_problem_and_nothing_is_written,
+    the_lock_endpoint_is_mounted_and_its_tokens_fence,
+    case_34_a_client_that_hangs_up_leaves_neither_write_nor_lock,
+    it_stops_gracefully,
+}
+
+async fn an_item_is_put_taken_shown_logged_and_deleted<H: Tried>() {
+    let service = Service::start::<H>(&[]).await;
     assert_eq!(service.get("/inventory/1").await.status, 404);
     let put = service.put(1, 33, 5, 0).await;
     assert_eq!(put.status, 204);
@@ -46,9 +69,8 @@ async fn an_item_is_put_taken_shown_logged_and_deleted() {
     assert_eq!(service.put(1, 33, 9, 0).await.status, 412);
 }
 
-#[tokio::test]
-async fn i1_at_level_transaction_a_paused_writer_is_never_overtaken() {
-    let service = Service::start(&["--level", "transaction"]).await;
+async fn i1_at_level_transaction_a_paused_writer_is_never_overtaken<H: Tried>() {
+    let service = Service::start::<H>(&["--level", "transaction"]).await;
     assert_eq!(service.put(1, 32, 5, 0).await.status, 204);
     // 33 claims, reads 5 and pauses inside its transaction; 34 comes in the middle.
     let (zombie, next) = tokio::join!(service.take(1, 33, 1, 2500), async {
@@ -64,9 +86,8 @@ async fn i1_at_level_transaction_a_paused_writer_is_never_overtaken() {
 }
 
 /// Case 18: what the door alone does not promise, and why the docs say so.
-#[tokio::test]
-async fn case_18_at_level_door_a_paused_writer_overwrites_its_successor() {
-    let service = Service::start(&["--level", "door"]).await;
+async fn case_18_at_level_door_a_paused_writer_overwrites_its_successor<H: Tried>() {
+    let service = Service::start::<H>(&["--level", "door"]).await;
     assert_eq!(service.put(1, 32, 5, 0).await.status, 204);
     let (zombie, next) = tokio::join!(service.put(1, 33, 4, 3000), async {
         // The door has let 33 in, which now stands before its write.
@@ -80,9 +101,8 @@ async fn case_18_at_level_door_a_paused_writer_overwrites_its_successor() {
 }
 
 /// The same at level exclusive: 34 waits at the gate.
-#[tokio::test]
-async fn i1_at_level_exclusive_a_successor_waits_for_a_paused_writer() {
-    let service = Service::start(&["--level", "exclusive"]).await;
+async fn i1_at_level_exclusive_a_successor_waits_for_a_paused_writer<H: Tried>() {
+    let service = Service::start::<H>(&["--level", "exclusive"]).await;
     assert_eq!(service.put(1, 32, 5, 0).await.status, 204);
     let (older, next) = tokio::join!(service.take(1, 33, 1, 1500), async {
         service.wait_for(1, |item| item["last_token"] == 33).await;
@@ -102,9 +122,8 @@ async fn i1_at_level_exclusive_a_successor_waits_for_a_paused_writer() {
 }
 
 /// A client that hangs up does not take its permit along: the write it began goes on.
-#[tokio::test]
-async fn i1_at_level_exclusive_a_write_without_its_client_is_waited_for() {
-    let service = Service::start(&["--level", "exclusive"]).await;
+async fn i1_at_level_exclusive_a_write_without_its_client_is_waited_for<H: Tried>() {
+    let service = Service::start::<H>(&["--level", "exclusive"]).await;
     for item in 1..10 {
         assert_eq!(service.put(item, 32, 5, 0).await.status, 204);
         tokio::select! {
@@ -122,10 +141,9 @@ async fn i1_at_level_exclusive_a_write_without_its_client_is_waited_for() {
     panic!("no write was begun");
 }
 
-#[tokio::test]
-async fn a_read_with_a_token_is_a_claim() {
+async fn a_read_with_a_token_is_a_claim<H: Tried>() {
     for level in ["door", "exclusive", "transaction"] {
-        let service = Service::start(&["--level", level]).await;
+        let service = Service::start::<H>(&["--level", level]).await;
         assert_eq!(service.put(1, 33, 5, 0).await.status, 204);
         let read = [("x-fencing-token", "34")];
         let read = service.call(Method::GET, "/inventory/1", &read, "").await;
@@ -137,9 +155,8 @@ async fn a_read_with_a_token_is_a_claim() {
     }
 }
 
-#[tokio::test]
-async fn without_the_fence_the_zombie_writes() {
-    let service = Service::start(&["--fence", "off"]).await;
+async fn without_the_fence_the_zombie_writes<H: Tried>() {
+    let service = Service::start::<H>(&["--fence", "off"]).await;
     for (token, quantity) in [(33, 5), (34, 3), (33, 4)] {
         assert_eq!(service.put(1, token, quantity, 0).await.status, 204);
     }
@@ -150,10 +167,9 @@ async fn without_the_fence_the_zombie_writes() {
     );
 }
 
-#[tokio::test]
-async fn i6_bad_input_gets_a_problem_and_nothing_is_written() {
+async fn i6_bad_input_gets_a_problem_and_nothing_is_written<H: Tried>() {
     for level in ["door", "exclusive", "transaction"] {
-        bad_input(&Service::start(&["--level", level]).await).await;
+        bad_input(&Service::start::<H>(&["--level", level]).await).await;
     }
 }
 
@@ -200,9 +216,8 @@ async fn bad_input(service: &Service) {
     );
 }
 
-#[tokio::test]
-async fn the_lock_endpoint_is_mounted_and_its_tokens_fence() {
-    let service = Service::start(&[]).await;
+async fn the_lock_endpoint_is_mounted_and_its_tokens_fence<H: Tried>() {
+    let service = Service::start::<H>(&[]).await;
     let json_type = ("content-type", "application/json");
     let acquire = async |ttl_ms: u64| {
         let body = format!(r#"{{"owner":"a","ttl_ms":{ttl_ms}}}"#);
@@ -223,9 +238,8 @@ async fn the_lock_endpoint_is_mounted_and_its_tokens_fence() {
 }
 
 /// Case 34: the client hangs up while the handler is inside its transaction.
-#[tokio::test]
-async fn case_34_a_client_that_hangs_up_leaves_neither_write_nor_lock() {
-    let service = Service::start(&[]).await;
+async fn case_34_a_client_that_hangs_up_leaves_neither_write_nor_lock<H: Tried>() {
+    let service = Service::start::<H>(&[]).await;
     assert_eq!(service.put(1, 33, 5, 0).await.status, 204);
     tokio::select! {
         _ = service.put(1, 35, 9, 8000) => panic!("it pauses for longer than the test waits"),
@@ -238,9 +252,8 @@ async fn case_34_a_client_that_hangs_up_leaves_neither_write_nor_lock() {
     assert_eq!(service.get("/inventory/1").await.body["quantity"], 4);
 }
 
-#[tokio::test]
-async fn it_stops_gracefully() {
-    let mut service = Service::start(&[]).await;
+async fn it_stops_gracefully<H: Tried>() {
+    let mut service = Service::start::<H>(&[]).await;
     let pid = rustix::process::Pid::from_raw(service.child.id().unwrap().cast_signed()).unwrap();
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
     let status = tokio::time::timeout(PATIENCE, service.child.wait()).await.unwrap();

@@ -1,19 +1,24 @@
 //! The inventory example as a process of its own, and a client for it.
 
+use std::any::Any;
 use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_core::future::BoxFuture;
 use http::{HeaderMap, Method, StatusCode};
 use http_body_util::{BodyExt, Full};
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use serde_json::Value;
+use sqlx::ConnectOptions;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
 use tokio::time::timeout;
+
+use crate::support::{Db, Harness};
 
 /// A bound for everything that a test waits for.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
@@ -22,8 +27,25 @@ pub(crate) struct Service {
     base: String,
     http: Client<HttpConnector, Full<Bytes>>,
     pub(crate) child: Child,
-    _folder: tempfile::TempDir,
+    /// Whether the mark of item 1 is locked.
+    locked: Box<dyn Fn() -> BoxFuture<'static, bool> + Send + Sync>,
+    _place: Box<dyn Any + Send + Sync>,
 }
+
+/// A database whose locks can be tried.
+pub(crate) trait Tried: Harness<Place: 'static> {
+    /// Fails at once when the mark of item 1 is locked.
+    const TRY: &str = "START TRANSACTION; SELECT 1 FROM fencing_marks \
+         WHERE resource = 'inventory:item:1' FOR UPDATE NOWAIT; ROLLBACK";
+}
+
+impl Tried for sqlx::Sqlite {
+    const TRY: &str = "PRAGMA busy_timeout = 0; BEGIN IMMEDIATE; ROLLBACK";
+}
+
+impl Tried for sqlx::Postgres {}
+
+impl Tried for sqlx::MySql {}
 
 pub(crate) struct Answer {
     pub(crate) status: StatusCode,
@@ -47,9 +69,9 @@ pub(crate) fn program() -> PathBuf {
 }
 
 impl Service {
-    pub(crate) async fn start(args: &[&str]) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let database = format!("sqlite:{}", folder.path().join("stock.db").display());
+    pub(crate) async fn start<H: Tried>(args: &[&str]) -> Self {
+        let db = Db::<H>::empty().await;
+        let database = db.url();
         let mut child = Command::new(program())
             .args(["--listen", "127.0.0.1:0", "--database", &database])
             .args(args)
@@ -62,7 +84,16 @@ impl Service {
         let ready = timeout(PATIENCE, lines.next_line()).await.unwrap().unwrap().unwrap();
         let base = ready.strip_prefix("listening on ").expect("the ready line").to_owned();
         let http = Client::builder(TokioExecutor::new()).build_http();
-        Self { base, http, child, _folder: folder }
+        let options = db.options.clone();
+        let locked = move || {
+            let options = options.clone();
+            async move {
+                let mut conn = options.connect().await.unwrap();
+                H::script(&mut conn, H::TRY).await.is_err()
+            }
+        };
+        let locked = Box::new(move || Box::pin(locked()) as BoxFuture<'static, bool>);
+        Self { base, http, child, locked, _place: Box::new(db) }
     }
 
     pub(crate) async fn call(
@@ -109,11 +140,13 @@ impl Service {
         log.as_array().unwrap().iter().map(|entry| entry["token"].as_i64().unwrap()).collect()
     }
 
-    /// Waits until a paused writer is inside its transaction. SQLite takes one at a time, so then
-    /// no other write gets in, to whatever item.
+    /// Waits until a paused writer of item 1 is inside its transaction.
     pub(crate) async fn until_a_write_is_open(&self) {
-        let other = || timeout(Duration::from_millis(300), self.put(99, 1, 1, 0));
-        let shut_out = async { while other().await.is_ok() {} };
+        let shut_out = async {
+            while !(self.locked)().await {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
         timeout(PATIENCE, shut_out).await.expect("the writer comes in");
     }
 

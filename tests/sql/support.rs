@@ -86,6 +86,9 @@ pub(crate) trait Harness: FencedDatabase<Connection: Send> {
 
     fn options(place: &Self::Place) -> Options<Self>;
 
+    /// It as a program takes it on its command line.
+    fn url(place: &Self::Place) -> String;
+
     /// Runs a statement without parameters.
     fn run(
         conn: &mut Self::Connection,
@@ -123,6 +126,10 @@ impl Harness for sqlx::Sqlite {
             .create_if_missing(true)
             .journal_mode(sqlx::sqlite::SqliteJournalMode::Wal)
             .busy_timeout(Duration::from_secs(5))
+    }
+
+    fn url(place: &Self::Place) -> String {
+        format!("sqlite:{}", place.path().join("test.db").display())
     }
 
     async fn run(conn: &mut Self::Connection, sql: &str) -> Result<(), sqlx::Error> {
@@ -196,6 +203,10 @@ impl Harness for sqlx::Postgres {
         options.options([("search_path", &place.name)])
     }
 
+    fn url(place: &Schema) -> String {
+        format!("{}?options[search_path]={}", place.server, place.name)
+    }
+
     async fn run(conn: &mut Self::Connection, sql: &str) -> Result<(), sqlx::Error> {
         sqlx::query(AssertSqlSafe(sql)).execute(conn).await.map(drop)
     }
@@ -246,6 +257,11 @@ impl Harness for sqlx::MySql {
     fn options(place: &Database) -> sqlx::mysql::MySqlConnectOptions {
         let options: sqlx::mysql::MySqlConnectOptions = place.server.parse().unwrap();
         options.database(&place.name)
+    }
+
+    fn url(place: &Database) -> String {
+        let (server, _) = place.server.rsplit_once('/').unwrap();
+        format!("{server}/{}", place.name)
     }
 
     async fn run(conn: &mut Self::Connection, sql: &str) -> Result<(), sqlx::Error> {
@@ -378,6 +394,10 @@ impl<H: Harness> Db<H> {
         drop(conn);
         pool.close().await;
         db
+    }
+
+    pub(crate) fn url(&self) -> String {
+        H::url(&self.place)
     }
 
     pub(crate) async fn connect(&self) -> H::Connection {

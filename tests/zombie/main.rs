@@ -1,12 +1,23 @@
 //! The demo, as `cargo demo` runs it.
 
 #![cfg(all(feature = "full", unix))]
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that fails may panic")]
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a test that fails may panic"
+)]
 
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
 use serde_json::{Value, json};
+
+#[allow(clippy::future_not_send, dead_code, unused_macros, unused_imports)]
+#[path = "../sql/support.rs"]
+mod support;
+
+use self::support::{Db, Harness, on_every_server};
 
 fn demo(args: &[&str]) -> Output {
     let mut path = PathBuf::from(env!("CARGO_BIN_EXE_fencing"));
@@ -22,10 +33,9 @@ fn last_line(output: &Output) -> Value {
     serde_json::from_str(said.lines().last().unwrap()).unwrap()
 }
 
-#[test]
-fn the_three_scenes_end_as_they_must() {
-    let output = demo(&["--json", "--lease-ms", "500"]);
-    let end = last_line(&output);
+/// The demo ran to its end, and each scene ended as it must.
+fn ended_as_it_must(output: &Output) {
+    let end = last_line(output);
     assert!(output.status.success(), "{end}");
     assert_eq!(end["ok"], true);
     let scene = |n: usize| {
@@ -46,6 +56,33 @@ fn the_three_scenes_end_as_they_must() {
 }
 
 #[test]
+fn the_three_scenes_end_as_they_must() {
+    ended_as_it_must(&demo(&["--json", "--lease-ms", "500"]));
+}
+
+on_every_server! {
+    the_same_on_a_database_that_is_shared,
+}
+
+/// It can be played twice on one database, and leaves nothing there.
+async fn the_same_on_a_database_that_is_shared<H: Harness>() {
+    let db = Db::<H>::empty().await;
+    for scenes in [&[][..], &["--scene", "both-on"]] {
+        let url = db.url();
+        let args = [&["--json", "--lease-ms", "500", "--database", &url][..], scenes].concat();
+        let output = demo(&args);
+        if scenes.is_empty() {
+            ended_as_it_must(&output);
+        }
+        assert!(output.status.success(), "{output:?}");
+    }
+    let tables = "SELECT count(*) FROM information_schema.tables WHERE table_name LIKE 'demo%'";
+    let ours =
+        format!("{tables} AND table_schema = '{}'", db.url().rsplit(['/', '=']).next().unwrap());
+    assert_eq!(db.number(&ours).await, Some(0));
+}
+
+#[test]
 fn one_scene_can_be_played_alone_and_for_people() {
     let output = demo(&["--scene", "both-on", "--lease-ms", "300"]);
     assert!(output.status.success());
@@ -58,7 +95,12 @@ fn one_scene_can_be_played_alone_and_for_people() {
 
 #[test]
 fn wrong_flags_are_refused() {
-    for args in [&["--lease-ms", "0"][..], &["--scene", "nonsense"], &["--nonsense"]] {
+    for args in [
+        &["--lease-ms", "0"][..],
+        &["--scene", "nonsense"],
+        &["--nonsense"],
+        &["--keep", "x", "--database", "mysql://x/y"],
+    ] {
         assert_eq!(demo(args).status.code(), Some(2), "{args:?}");
     }
 }

@@ -1,5 +1,6 @@
 //! The service itself, apart from how it is started: routes, handlers, and how it is fenced.
 
+mod database;
 mod store;
 
 use std::future::pending;
@@ -15,14 +16,16 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get, post};
 use fencing::guard::{FenceLayer, Gate, GatePermit};
-use fencing::lock::{Endpoint, LockStore, SqlLocks, Waits};
-use fencing::marks::{CachedMarks, Marks};
-use fencing::sql::{self, FenceError, SqlMarks};
+use fencing::lock::{Endpoint, Waits};
+use fencing::marks::CachedMarks;
+use fencing::sql::FenceError;
 use fencing::{Claim, Problem, ProblemKind, Token};
 use serde::Serialize;
-use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous};
 use tokio::task::JoinError;
 
+use self::database::Database;
+#[allow(unused_imports, reason = "the demo looks at it")]
+pub(crate) use self::database::Kind;
 use self::store::{Change, Op, Outcome, Store};
 
 const NOT_ENOUGH: ProblemKind =
@@ -56,9 +59,15 @@ pub(crate) fn resource_name(id: i64) -> String {
     format!("inventory:item:{id}")
 }
 
-/// The service with its lock endpoint, on a database whose tables are made when missing.
-pub(crate) async fn open(database: &str, level: Level, fence: Fence) -> Result<App, OpenError> {
-    let Database { store, marks, locks } = Database::open(database).await?;
+/// The service with its lock endpoint, on a database whose tables are made when missing. Their names
+/// begin with `prefix`.
+pub(crate) async fn open(
+    database: &str,
+    prefix: &str,
+    level: Level,
+    fence: Fence,
+) -> Result<App, OpenError> {
+    let Database { store, marks, locks } = Database::open(database, prefix).await?;
     let claims = level == Level::Transaction && fence == Fence::On;
     // What was committed is remembered, so that a storm of stale requests stays out here.
     let layer = FenceLayer::new(CachedMarks::new(marks)).resource("inventory:item:{id}");
@@ -90,43 +99,6 @@ pub(crate) struct App {
 }
 
 pub(crate) type OpenError = Box<dyn std::error::Error + Send + Sync>;
-
-/// Data, marks and locks, all in one database.
-struct Database {
-    store: Arc<dyn Store>,
-    marks: Arc<dyn Marks>,
-    locks: Arc<dyn LockStore>,
-}
-
-impl Database {
-    async fn open(url: &str) -> Result<Self, OpenError> {
-        match url.split_once(':') {
-            Some(("sqlite", _)) => Self::sqlite(url).await,
-            _ => Err(format!("no support for this database, url=`{url}`").into()),
-        }
-    }
-
-    async fn sqlite(url: &str) -> Result<Self, OpenError> {
-        let options: SqliteConnectOptions = url.parse()?;
-        let options = options
-            .create_if_missing(true)
-            .journal_mode(SqliteJournalMode::Wal)
-            .synchronous(SqliteSynchronous::Full)
-            // One writer at a time: a handler that pauses for 8 s in its transaction holds up
-            // every other write to the file, of locks too.
-            .busy_timeout(Duration::from_secs(10));
-        // Apart, so that waiting handlers do not keep a holder from renewing.
-        let pool = SqlitePoolOptions::new().max_connections(16).connect_with(options.clone());
-        let pool = pool.await?;
-        let lock_pool = SqlitePoolOptions::new().max_connections(4).connect_with(options).await?;
-        sql::migrate(&pool).await?;
-        Ok(Self {
-            store: Arc::new(store::SqliteStore::open(pool.clone(), &store::SQLITE).await?),
-            marks: Arc::new(SqlMarks::new(pool)),
-            locks: Arc::new(SqlLocks::new(lock_pool).await?),
-        })
-    }
-}
 
 #[derive(Clone)]
 struct Stock {

@@ -4,11 +4,11 @@
 
 use std::time::Duration;
 
-use fencing::sql::{FenceError, FencedTx};
+use fencing::sql::{FenceError, FenceOptions};
 use fencing::{Claim, Token};
 use futures_core::future::BoxFuture;
 use serde::Serialize;
-use sqlx::{AssertSqlSafe, Connection as _};
+use sqlx::{AssertSqlSafe, Connection as _, SqlSafeStr as _, SqlStr};
 
 /// A change of the stock that a request asks for.
 pub(crate) struct Change {
@@ -85,33 +85,62 @@ pub(crate) trait Store: Send + Sync + 'static {
     fn log(&self, id: i64) -> BoxFuture<'_, Result<Vec<LogEntry>, FenceError>>;
 }
 
-/// The statements, in the dialect of a database.
+/// The statements, in the dialect of a database, with `{p}` for the prefix of the tables.
+pub(crate) struct Dialect {
+    tables: [&'static str; 2],
+    stock: &'static str,
+    set: &'static str,
+    delete: &'static str,
+    append: &'static str,
+    show: &'static str,
+    log: &'static str,
+}
+
+/// The same with the prefix put in.
 pub(crate) struct Sql {
-    pub(crate) tables: &'static [&'static str],
-    pub(crate) stock: &'static str,
-    pub(crate) set: &'static str,
-    pub(crate) delete: &'static str,
-    pub(crate) append: &'static str,
-    pub(crate) show: &'static str,
-    pub(crate) log: &'static str,
+    tables: [SqlStr; 2],
+    stock: SqlStr,
+    set: SqlStr,
+    delete: SqlStr,
+    append: SqlStr,
+    show: SqlStr,
+    log: SqlStr,
+}
+
+impl Dialect {
+    /// `prefix` has been checked: it is a part of a prefix of [`Tables`](fencing::sql::Tables).
+    pub(crate) fn with(&self, prefix: &str) -> Sql {
+        let put = |text: &str| AssertSqlSafe(text.replace("{p}", prefix)).into_sql_str();
+        Sql {
+            tables: self.tables.map(put),
+            stock: put(self.stock),
+            set: put(self.set),
+            delete: put(self.delete),
+            append: put(self.append),
+            show: put(self.show),
+            log: put(self.log),
+        }
+    }
 }
 
 macro_rules! store {
     ($name:ident, $database:ty) => {
         pub(crate) struct $name {
             pool: sqlx::Pool<$database>,
-            sql: &'static Sql,
+            fence: FenceOptions,
+            sql: Sql,
         }
 
         impl $name {
             pub(crate) async fn open(
                 pool: sqlx::Pool<$database>,
-                sql: &'static Sql,
+                fence: FenceOptions,
+                sql: Sql,
             ) -> Result<Self, sqlx::Error> {
-                for table in sql.tables {
-                    sqlx::query(AssertSqlSafe(*table)).execute(&pool).await?;
+                for table in &sql.tables {
+                    sqlx::query(table.clone()).execute(&pool).await?;
                 }
-                Ok(Self { pool, sql })
+                Ok(Self { pool, fence, sql })
             }
 
             async fn stock(
@@ -119,7 +148,7 @@ macro_rules! store {
                 conn: &mut <$database as sqlx::Database>::Connection,
                 id: i64,
             ) -> Result<Option<i64>, sqlx::Error> {
-                sqlx::query_scalar(self.sql.stock).bind(id).fetch_optional(conn).await
+                sqlx::query_scalar(self.sql.stock.clone()).bind(id).fetch_optional(conn).await
             }
 
             /// The write and its log entry. The caller commits both, or neither.
@@ -134,11 +163,13 @@ macro_rules! store {
                     Err(refused) => return Ok(refused),
                 };
                 let write = match after {
-                    Some(quantity) => sqlx::query(self.sql.set).bind(change.id).bind(quantity),
-                    None => sqlx::query(self.sql.delete).bind(change.id),
+                    Some(quantity) => {
+                        sqlx::query(self.sql.set.clone()).bind(change.id).bind(quantity)
+                    }
+                    None => sqlx::query(self.sql.delete.clone()).bind(change.id),
                 };
                 if write.execute(&mut *conn).await?.rows_affected() > 0 {
-                    sqlx::query(self.sql.append)
+                    sqlx::query(self.sql.append.clone())
                         .bind(change.id)
                         .bind(change.token.map(Token::get))
                         .bind(change.op.name())
@@ -159,7 +190,7 @@ macro_rules! store {
                 Box::pin(async move {
                     if let Some(claim) = &change.claim {
                         // Level `transaction`: claim first, then read, then write, then commit.
-                        let mut tx = FencedTx::begin(&self.pool, claim).await?;
+                        let mut tx = self.fence.begin(&self.pool, claim).await?;
                         let stock = self.stock(&mut tx, change.id).await?;
                         tokio::time::sleep(change.pause).await;
                         let outcome = self.write(&mut tx, change, stock).await?;
@@ -181,7 +212,7 @@ macro_rules! store {
 
             fn show(&self, id: i64) -> BoxFuture<'_, Result<Option<Item>, FenceError>> {
                 Box::pin(async move {
-                    let row: Option<(i64, Option<i64>)> = sqlx::query_as(self.sql.show)
+                    let row: Option<(i64, Option<i64>)> = sqlx::query_as(self.sql.show.clone())
                         .bind(super::resource_name(id))
                         .bind(id)
                         .fetch_optional(&self.pool)
@@ -193,7 +224,7 @@ macro_rules! store {
             fn log(&self, id: i64) -> BoxFuture<'_, Result<Vec<LogEntry>, FenceError>> {
                 Box::pin(async move {
                     let rows: Vec<(i64, Option<i64>, String, Option<i64>, String)> =
-                        sqlx::query_as(self.sql.log).bind(id).fetch_all(&self.pool).await?;
+                        sqlx::query_as(self.sql.log.clone()).bind(id).fetch_all(&self.pool).await?;
                     let entry = |(seq, token, op, quantity, request_id)| LogEntry {
                         seq,
                         token,
@@ -209,23 +240,57 @@ macro_rules! store {
 }
 
 store!(SqliteStore, sqlx::Sqlite);
+store!(PostgresStore, sqlx::Postgres);
+store!(MySqlStore, sqlx::MySql);
 
-pub(crate) static SQLITE: Sql = Sql {
-    tables: &[
-        "CREATE TABLE IF NOT EXISTS inventory (
+pub(crate) static SQLITE: Dialect = Dialect {
+    tables: [
+        "CREATE TABLE IF NOT EXISTS {p}inventory (
              id INTEGER NOT NULL PRIMARY KEY, quantity INTEGER NOT NULL) STRICT",
-        "CREATE TABLE IF NOT EXISTS inventory_log (
+        "CREATE TABLE IF NOT EXISTS {p}inventory_log (
              seq INTEGER PRIMARY KEY AUTOINCREMENT, item INTEGER NOT NULL, token INTEGER,
              op TEXT NOT NULL, quantity INTEGER, request_id TEXT NOT NULL) STRICT",
     ],
-    stock: "SELECT quantity FROM inventory WHERE id = $1",
-    set: "INSERT INTO inventory (id, quantity) VALUES ($1, $2)
+    ..POSTGRES
+};
+
+pub(crate) static POSTGRES: Dialect = Dialect {
+    tables: [
+        "CREATE TABLE IF NOT EXISTS {p}inventory (
+             id bigint PRIMARY KEY, quantity bigint NOT NULL)",
+        "CREATE TABLE IF NOT EXISTS {p}inventory_log (
+             seq bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, item bigint NOT NULL,
+             token bigint, op text NOT NULL, quantity bigint, request_id text NOT NULL)",
+    ],
+    stock: "SELECT quantity FROM {p}inventory WHERE id = $1",
+    set: "INSERT INTO {p}inventory (id, quantity) VALUES ($1, $2)
           ON CONFLICT (id) DO UPDATE SET quantity = excluded.quantity",
-    delete: "DELETE FROM inventory WHERE id = $1",
-    append: "INSERT INTO inventory_log (item, token, op, quantity, request_id)
+    delete: "DELETE FROM {p}inventory WHERE id = $1",
+    append: "INSERT INTO {p}inventory_log (item, token, op, quantity, request_id)
              VALUES ($1, $2, $3, $4, $5)",
-    show: "SELECT quantity, (SELECT last_token FROM fencing_marks WHERE resource = $1)
-           FROM inventory WHERE id = $2",
-    log: "SELECT seq, token, op, quantity, request_id FROM inventory_log
+    show: "SELECT quantity, (SELECT last_token FROM {p}fencing_marks WHERE resource = $1)
+           FROM {p}inventory WHERE id = $2",
+    log: "SELECT seq, token, op, quantity, request_id FROM {p}inventory_log
           WHERE item = $1 ORDER BY seq",
+};
+
+pub(crate) static MYSQL: Dialect = Dialect {
+    tables: [
+        "CREATE TABLE IF NOT EXISTS {p}inventory (
+             id BIGINT PRIMARY KEY, quantity BIGINT NOT NULL) ENGINE = InnoDB",
+        "CREATE TABLE IF NOT EXISTS {p}inventory_log (
+             seq BIGINT AUTO_INCREMENT PRIMARY KEY, item BIGINT NOT NULL, token BIGINT,
+             op VARCHAR(16) CHARACTER SET utf8mb4 NOT NULL, quantity BIGINT,
+             request_id TEXT CHARACTER SET utf8mb4 NOT NULL) ENGINE = InnoDB",
+    ],
+    stock: "SELECT quantity FROM {p}inventory WHERE id = ?",
+    set: "INSERT INTO {p}inventory (id, quantity) VALUES (?, ?)
+          ON DUPLICATE KEY UPDATE quantity = VALUES(quantity)",
+    delete: "DELETE FROM {p}inventory WHERE id = ?",
+    append: "INSERT INTO {p}inventory_log (item, token, op, quantity, request_id)
+             VALUES (?, ?, ?, ?, ?)",
+    show: "SELECT quantity, (SELECT last_token FROM {p}fencing_marks WHERE resource = ?)
+           FROM {p}inventory WHERE id = ?",
+    log: "SELECT seq, token, op, quantity, request_id FROM {p}inventory_log
+          WHERE item = ? ORDER BY seq",
 };
