@@ -13,6 +13,7 @@ mod values;
 
 use std::process::ExitCode;
 
+use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
 
 /// Fencing tokens: locks whose holders cannot do harm after they have lost them.
@@ -45,8 +46,7 @@ pub(crate) fn main() -> ExitCode {
     let command = match Cli::try_parse() {
         Ok(cli) => cli.command,
         Err(error) => {
-            // Help and version are errors too, and there is nobody left to tell when this fails.
-            let _ = error.print();
+            tell(&error);
             return ExitCode::from(if !error.use_stderr() {
                 0
             } else if std::env::args_os().nth(1).is_some_and(|name| is_for_scripts(&name)) {
@@ -69,6 +69,21 @@ pub(crate) fn main() -> ExitCode {
         Command::Become(command) => command.run(),
     };
     done.unwrap_or_else(failure::Failure::report)
+}
+
+/// What is no command line is told in one line, as every other failure is. Help and version are
+/// errors to clap, too.
+fn tell(error: &clap::Error) {
+    let help = error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand;
+    if help || !error.use_stderr() {
+        // There is nobody left to tell when this fails.
+        let _ = error.print();
+        return;
+    }
+    let text = error.render().to_string();
+    let said: Vec<_> = text.lines().map(str::trim).take_while(|line| !line.is_empty()).collect();
+    let said = said.join(" ");
+    eprintln!("fencing: {} (see --help)", said.strip_prefix("error: ").unwrap_or(&said));
 }
 
 fn is_for_scripts(command: &std::ffi::OsStr) -> bool {

@@ -196,7 +196,7 @@ impl Tries {
                 return Err(if self.in_doubt { error.with_unknown_outcome() } else { error });
             }
             if let Some(error) = &failure {
-                tracing::debug!(resource = %self.ask.resource, owner = %self.ask.owner, %error,
+                tracing::debug!(resource = self.ask.resource.as_str(), owner = self.ask.owner, %error,
                     "an acquire failed and is tried again");
             }
             // The last try is made when the time is just over.

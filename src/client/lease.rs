@@ -225,8 +225,8 @@ impl Lease {
             deadline: Mutex::new(granted.deadline),
             lost: watch::Sender::new(None),
         });
-        tracing::debug!(resource = %held.claim.resource(), token = %held.claim.token(),
-            owner = %held.owner, ttl_ms = ttl.as_millis(), "acquired");
+        tracing::debug!(resource = held.claim.resource().as_str(), token = %held.claim.token(),
+            owner = held.owner, ttl_ms = ttl.as_millis(), "acquired");
         let renewals = renew(Arc::clone(&held), granted.from, granted.life);
         let renewals = Some(runtime.spawn(renewals));
         Self { held, runtime, renewals }

@@ -23,7 +23,7 @@ pub(super) async fn renew(held: Arc<Held>, from: Duration, life: Duration) {
         return;
     }
     let claim = &held.claim;
-    tracing::warn!(resource = %claim.resource(), token = %claim.token(), owner = %held.owner,
+    tracing::warn!(resource = claim.resource().as_str(), token = %claim.token(), owner = held.owner,
         ?reason, noted_here, "the lease is lost");
     if matches!(reason, LostReason::Expired | LostReason::Stale) {
         // A renewal whose answer did not come in time may have been served. It is not counted on,
@@ -77,8 +77,8 @@ async fn renew_until_lost(held: &Held, mut from: Duration, mut life: Duration) -
             Ok(RenewOutcome::NotHeld) => return LostReason::NotHeld,
             Ok(RenewOutcome::NotYours) => return LostReason::NotYours,
             Err(error) => {
-                tracing::debug!(resource = %held.claim.resource(), token = %held.claim.token(),
-                    owner = %held.owner, %error, "a renewal failed and is tried again");
+                tracing::debug!(resource = held.claim.resource().as_str(), token = %held.claim.token(),
+                    owner = held.owner, %error, "a renewal failed and is tried again");
                 next = clock.elapsed().saturating_add(backoff.next());
             }
         }

@@ -100,6 +100,10 @@ fn what_is_no_command_line_is_exit_code_2() {
         assert_eq!(output.status.code(), Some(2), "{arguments:?} {output:?}");
         assert!(output.stdout.is_empty(), "{output:?}");
         assert!(!text(&output.stderr).contains("panicked"), "{output:?}");
+        // Where a command is missing the help tells which there are.
+        if !matches!(arguments, [] | ["key"]) {
+            assert_eq!(text(&output.stderr).lines().count(), 1, "{output:?}");
+        }
     }
 }
 

@@ -259,7 +259,7 @@ impl Job {
 
     fn log(&self, held: &Held, waited: Duration, what: &'static str) {
         tracing::info!(
-            resource = %self.resource,
+            resource = self.resource.as_str(),
             owner = held.grant.owner,
             token = held.token.get(),
             ttl_ms = answer::millis(self.ask.ttl),
@@ -271,7 +271,7 @@ impl Job {
 
     fn held(&self, remaining: Duration, waited: Duration) -> Outcome {
         tracing::debug!(
-            resource = %self.resource,
+            resource = self.resource.as_str(),
             owner = self.ask.owner,
             ttl_ms = answer::millis(self.ask.ttl),
             waited_ms = answer::millis(waited),
@@ -283,7 +283,7 @@ impl Job {
 
     fn refuse(&self, kind: ProblemKind, detail: &'static str) -> Outcome {
         tracing::info!(
-            resource = %self.resource,
+            resource = self.resource.as_str(),
             owner = self.ask.owner,
             reason = kind.name(),
             request_id = %self.request_id,

@@ -129,11 +129,15 @@ impl GiveBack {
         match self.shared.store.release(resource, &secret).await {
             Ok(Ok(())) => {
                 self.shared.lines.released(Some(resource));
-                tracing::info!(%resource, "released what a client did not wait for");
+                tracing::info!(
+                    resource = resource.as_str(),
+                    "released what a client did not wait for"
+                );
             }
             Ok(Err(_)) => {}
             Err(error) => tracing::warn!(
-                %resource, cause = std::error::Error::source(&error).map(tracing::field::display),
+                resource = resource.as_str(),
+                cause = std::error::Error::source(&error).map(tracing::field::display),
                 "a grant that a client did not wait for was not released: it lapses by its TTL",
             ),
         }

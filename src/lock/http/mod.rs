@@ -257,7 +257,7 @@ async fn renew(State(shared): Ours, request: Request) -> Response {
         match shared.store.renew(&resource, &secret.hash(), ttl).await {
             Ok(Ok(held)) => {
                 let (token, owner) = (held.token.get(), held.grant.owner.as_str());
-                tracing::debug!(%resource, token, owner, ttl_ms, %request_id, "renewed");
+                tracing::debug!(resource = resource.as_str(), token, owner, ttl_ms, %request_id, "renewed");
                 Ok(answer::lock(&resource, &held))
             }
             Ok(Err(refusal)) => Err(refused(refusal, &resource, &request_id, "not renewed")),
@@ -296,7 +296,7 @@ fn answer_release(
 ) -> Result<Response, Problem> {
     match released {
         Ok(Ok(())) => {
-            tracing::info!(%resource, %request_id, "released");
+            tracing::info!(resource = resource.as_str(), %request_id, "released");
             Ok(answer::no_content())
         }
         Ok(Err(refusal)) => Err(refused(refusal, resource, request_id, "not released")),
@@ -355,13 +355,13 @@ fn refused(refusal: Refusal, resource: &Resource, id: &RequestId, what: &'static
         Refusal::NotHeld => ProblemKind::NOT_HELD,
         Refusal::NotYours => ProblemKind::NOT_YOURS,
     };
-    tracing::info!(%resource, request_id = %id, reason = kind.name(), "{what}");
+    tracing::info!(resource = resource.as_str(), request_id = %id, reason = kind.name(), "{what}");
     Problem::new(kind).with_resource(resource)
 }
 
 fn unavailable(error: &StoreError, resource: &Resource, id: &RequestId) -> Problem {
     let cause = std::error::Error::source(error).map(tracing::field::display);
-    tracing::error!(%resource, request_id = %id, cause, "{error}");
+    tracing::error!(resource = resource.as_str(), request_id = %id, cause, "{error}");
     Problem::new(ProblemKind::LOCK_UNAVAILABLE).with_resource(resource)
 }
 
