@@ -216,7 +216,6 @@ pub trait Backend: sqlx::Database<Arguments: Clone + std::fmt::Debug + Sync> {
 }
 
 /// How the message of a trigger of an enforced table begins.
-#[cfg(any(feature = "sqlite", feature = "mysql"))]
 pub(super) const UNCLAIMED: &str = "fencing: not claimed";
 
 /// Which transaction [`Backend::advance`] runs in.
