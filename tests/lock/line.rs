@@ -211,7 +211,8 @@ async fn a_newcomer_never_overtakes_a_line(site: Site) {
     store.before.reopen();
     assert_eq!(done(waiter).await.granted_token(), 2);
     assert!(!late.is_finished());
-    late.abort();
+    release(&app, "waiter").await.is(204);
+    assert_eq!(done(late).await.granted_token(), 3);
 }
 
 /// Who came first is first, also when its question to the store takes longer.
@@ -374,7 +375,7 @@ async fn a_wait_behind_others_ends_in_time(site: Site) {
     let store = Watched::over(&site);
     let app = store.app(&site.clock);
     done(asking(&app, "holder", 0)).await.granted();
-    let _front = waiting(&app, &site.clock, "front").await;
+    let front = waiting(&app, &site.clock, "front").await;
     let begun = site.clock.begun();
     let behind = asking(&app, "behind", 700);
     site.clock.until_begun(begun + 1).await;
@@ -391,6 +392,8 @@ async fn a_wait_behind_others_ends_in_time(site: Site) {
     done(behind).await.held();
     let waited = fencing::clock::Clock::elapsed(&site.clock) - started;
     assert_eq!(waited, Duration::from_millis(700));
+    release(&app, "holder").await.is(204);
+    done(front).await.granted();
 }
 
 /// Case 27 and H8 between servers: there is no order, but no waiter is forgotten, and nobody has

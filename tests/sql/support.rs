@@ -183,6 +183,8 @@ impl Drop for Schema {
         let (server, drop) = (self.server.clone(), format!("DROP SCHEMA {} CASCADE", self.name));
         block_on(async move {
             let mut conn = sqlx::PgConnection::connect(&server).await.unwrap();
+            // A test that leaves a transaction open would wait here for itself.
+            sqlx::Postgres::run(&mut conn, "SET lock_timeout = '5s'").await.unwrap();
             let _ = sqlx::Postgres::run(&mut conn, &drop).await;
         });
     }
@@ -237,6 +239,7 @@ impl Drop for Database {
         let (server, drop) = (self.server.clone(), format!("DROP DATABASE {}", self.name));
         block_on(async move {
             let mut conn = sqlx::MySqlConnection::connect(&server).await.unwrap();
+            sqlx::MySql::run(&mut conn, "SET lock_wait_timeout = 5").await.unwrap();
             let _ = sqlx::MySql::run(&mut conn, &drop).await;
         });
     }
