@@ -103,7 +103,7 @@ async fn i7_the_owner_token_is_in_no_log_and_no_other_answer(site: Site) {
     };
     let granted = line(" granted ");
     for field in [
-        "resource=job",
+        "resource=\"job\"",
         "owner=\"worker-1\"",
         "token=1",
         "ttl_ms=60000",
