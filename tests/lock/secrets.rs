@@ -116,7 +116,7 @@ async fn i7_the_owner_token_is_in_no_log_and_no_other_answer(site: Site) {
         ["held by another", "renewed", "released", "not renewed", "not released", "not granted"]
     {
         // With the spaces around, it is no column in the text of a statement.
-        assert!(line(&format!(" {what} ")).contains("resource=job"), "{what}");
+        assert!(line(&format!(" {what} ")).contains("resource=\"job\""), "{what}");
     }
 }
 
