@@ -68,7 +68,7 @@ impl LockClient {
             if !error.is_retryable() || left.is_zero() {
                 return Err(if in_doubt { error.with_unknown_outcome() } else { error });
             }
-            tracing::debug!(%resource, %error, "a release failed and is tried again");
+            tracing::debug!(resource = resource.as_str(), %error, "a release failed and is tried again");
             self.clock().sleep(backoff.next().min(left)).await;
         }
     }
@@ -84,7 +84,7 @@ impl LockClient {
             let more = tries < MORE_TRIES && error.as_ref().is_none_or(ClientError::is_retryable);
             if !more {
                 if let Some(error) = error {
-                    tracing::debug!(%resource, %error, "a grant was not released; its TTL ends it");
+                    tracing::debug!(resource = resource.as_str(), %error, "a grant was not released; its TTL ends it");
                 }
                 return;
             }
